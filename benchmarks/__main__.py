@@ -142,7 +142,7 @@ def cluster(console: Console) -> dict[str, Any]:
 
 def files(console: Console) -> dict[str, Any]:
     """A file larger than the memory used."""
-    row = bench_files()
+    row = bench_files(float(os.environ.get("EMFED_GIGABYTES", "10")))
     line = (
         f"{row['file_bytes'] / 1e9:.1f}",
         f"{row['rows']:,}",
@@ -784,7 +784,13 @@ def faults(
         for words in (("masked",) if masks else ("plain", "masked"))
     }
     lines = [
-        (name.replace("_", " "), *(f"{one[name]}" for one in found.values()))
+        (
+            name.replace("_", " "),
+            *(
+                f"{value:.3g}" if isinstance(value := one[name], float) else str(value or 0)
+                for one in found.values()
+            ),
+        )
         for name in found["masked"]
     ]
     title = "Fault plans over a network, in one process each"

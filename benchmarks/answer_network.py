@@ -240,12 +240,13 @@ def bench_answer_network(
         for name, model, workers, algorithm, rounds in chosen:
             if f"{name}/{seed}" in kept or time.monotonic() - began >= 60 * minutes:
                 continue
+            plain = _float32(model, workers, seed)
             kept[f"{name}/{seed}"] = seed_rows(model, workers, algorithm, rounds, seed)
-            if f"{name}/float32" not in kept:
-                kept[f"{name}/float32"] = _float32(model, workers)
+            kept[f"{name}/{seed}/float32"] = plain
             if keep is not None:
                 keep.write_text(json.dumps(kept, default=float) + "\n", encoding="utf-8")
     for name, *_ in chosen:
+        plain = [kept.get(f"{name}/{seed}/float32", {}) for seed in range(seeds)]
         found: dict[tuple[Any, str], list[dict[str, Any]]] = {}
         for run in (run for seed in range(seeds) for run in kept.get(f"{name}/{seed}", [])):
             found.setdefault((run["nats"], run["way"]), []).append(run)
@@ -257,15 +258,15 @@ def bench_answer_network(
                 "way": way,
                 "runs": len(own),
                 **{key: median(run[key] for run in own) for key in numbers},
-                **_beside(kept[f"{name}/float32"].get(f"{nats}/{way}"), own),
+                **_beside([one[at] for one in plain if one.get(at := f"{nats}/{way}")], own),
             }
 
 
-def _float32(model: Any, workers: Any) -> dict[str, Any]:
+def _float32(model: Any, workers: Any, seed: int) -> dict[str, Any]:
     """Uncompressed federated EM, at each mark and in each direction."""
     exact = emfed.Identity("float32")
     plain = emfed.FedEM(exact, step_size=1.0, broadcast=exact)
-    beside = followed(model, workers, plain, 300, 0)
+    beside = followed(model, workers, plain, 300, seed)
     return {
         f"{nats}/{way}": _spent(beside, reached(beside, nats)["rounds"], way)
         for nats in NATS
@@ -280,10 +281,10 @@ def _spent(beside: dict[str, Any], rounds: int | None, way: str) -> Any:
     return [rounds, beside["messages"] + rounds, sum(columns(beside, rounds, way).values())]
 
 
-def _beside(plain: Any, ours: list[dict[str, Any]]) -> dict[str, Any]:
-    """Float32 EM from its own start over the same wire, whose messages cost what ours did."""
-    if plain is None:
+def _beside(plain: list[Any], ours: list[dict[str, Any]]) -> dict[str, Any]:
+    """Float32 EM from its own starts over the same wire, whose messages cost what ours did."""
+    if not plain:
         return {"float32": None, "float32 rounds": None}
-    rounds, messages, ledger = plain
+    rounds, messages, ledger = map(median, zip(*plain, strict=True))
     first, each = (median(run[key] for run in ours) for key in ("handshake", "a message"))
     return {"float32": ledger + first + each * messages, "float32 rounds": rounds}

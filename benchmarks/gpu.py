@@ -83,7 +83,7 @@ def available() -> str | None:
         import torch
         import triton  # noqa: F401
     except ImportError:
-        return "no torch and triton here: pip install 'emfed[gpu]'."
+        return "no torch and triton here: pip install torch."
     if HERE.rehearsal:
         said = os.environ.get("TRITON_INTERPRET") == "1"
         return None if said else "a rehearsal needs TRITON_INTERPRET=1."

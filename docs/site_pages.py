@@ -73,7 +73,8 @@ def _members(cls: type) -> list[str]:
 def _object_page(name: str) -> str:
     """The page of one public name, in reStructuredText."""
     thing = _thing(name)
-    lines = [name, "=" * len(name), ""]
+    title = name.rpartition(".")[2]  # the signature below has the whole name
+    lines = [title, "=" * len(title), ""]
     if inspect.isclass(thing):
         lines += [f".. autoclass:: {name}"]
         members = _members(thing)

@@ -55,5 +55,5 @@ for ax, by in zip(axes, ("month", "station"), strict=True):
     for k, top in enumerate(share.cumsum(axis=0)):
         ax.bar(names, share[k], bottom=top - share[k], color=plt.cm.YlOrBr(0.1 + k / 4))
     ax.tick_params("x", rotation=60)
-axes[0].set_ylabel("share of hours, cleanest below")
+    ax.set(xlabel=by, ylabel="share of hours, cleanest below")
 plt.show()

@@ -54,6 +54,6 @@ left.set(xlabel="HbA1c, never told to anybody", ylabel="HbA1c, filled in", title
 for number, (name, table) in enumerate(tables.items()):
     share = np.bincount(result.predict(table), minlength=3) / len(table)
     right.bar(np.arange(3) + 0.2 * number - 0.3, share, 0.2, label=name)
-right.set(xticks=range(3), xlabel="phenotype", title="share of patients")
-right.legend()
+right.set(xticks=range(3), xlabel="phenotype", title="share of patients", ylim=(0, 0.8))
+right.legend(ncols=4, loc="upper center")
 plt.show()

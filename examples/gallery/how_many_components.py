@@ -47,6 +47,7 @@ counts = np.zeros((3, mixture.n_components_))
 np.add.at(counts, (wine.target, found), 1)
 right.imshow(counts, cmap="Blues")
 for grower, component in np.ndindex(counts.shape):
-    right.text(component, grower, int(counts[grower, component]), ha="center")
+    wines = int(counts[grower, component])
+    right.text(component, grower, wines, ha="center", color="w" if wines > 25 else "k")
 right.set(xlabel="component", ylabel="grower", title="wines", xticks=range(4), yticks=range(3))
 plt.show()

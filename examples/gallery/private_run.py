@@ -40,9 +40,9 @@ assert loss[10_000, 0.5] > loss[40_000, 0.5]
 assert loss[40_000, 4] < 0.01
 plt.figure(figsize=(7, 3.5), layout="constrained")
 for count in (10_000, 40_000):
-    cost = [max(loss[count, epsilon], 1e-4) for epsilon in epsilons]
-    plt.loglog(epsilons, cost, "o-", label=f"{count:,} rows")
-plt.gca().set(xlabel="epsilon", ylabel="log-likelihood lost, nats per row")
+    cost = [loss[count, epsilon] for epsilon in epsilons]
+    plt.semilogx(epsilons, cost, "o-", label=f"{count:,} rows")
+plt.gca().set(xlabel="epsilon", ylabel="log-likelihood lost, nats per row", ylim=(0, None))
 plt.xticks(epsilons, epsilons)
 plt.minorticks_off()
 plt.legend()

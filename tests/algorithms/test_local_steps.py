@@ -82,6 +82,31 @@ def test_who_is_unlike_the_others_takes_fewer_steps(monkeypatch: pytest.MonkeyPa
     assert rows["walked"][0] < rows["walked"][1:].min()
 
 
+def test_workers_take_more_steps_while_s_moves_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    walked = []
+    for far in (0.0, np.inf):
+        monkeypatch.setattr(auto, "FAR_MOVE", far)
+        run = emfed.fitting.open_run(MODEL, tables(alike=True), "auto", start="k-means", seed=1)
+        for _ in range(2):
+            run.step()
+        walked.append(run.federation.worker_states()[1]["walked"])
+    assert (walked[0] > walked[1]).all()
+
+
+def test_local_rounds_have_less_noise_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent = []
+    for noise, step in ((1e-3, 0.02), (1.0, auto.COARSEST_STEP)):
+        monkeypatch.setattr(auto, "LOCAL_NOISE_NATS", noise)
+        monkeypatch.setattr(auto, "COARSEST_LOCAL_STEP", step)
+        data = tables(alike=True, workers=90)
+        records = emfed.fit(MODEL, data, start="moments", seed=1, tol=0, rounds=3).records
+        sent.append([records.column(f"payload_{way}")[1:] for way in ("up", "down")])
+    (up, down), (coarse_up, coarse_down) = sent
+    assert up[0] == coarse_up[0], "the first round is a plain one"
+    assert up[1] > coarse_up[1]
+    assert down[2] > coarse_down[2]
+
+
 @pytest.mark.parametrize("local", ["loop", "stacked"])
 def test_a_network_of_sites_takes_the_same_local_steps(tmp_path: Path, local: Any) -> None:
     data = {f"site {i}": t for i, t in enumerate(tables(alike=True, workers=3))}

@@ -40,6 +40,21 @@ def test_the_release_workflow_lets_the_tag_of_this_version_pass_and_no_other() -
     assert not passes(tag.replace(".", "x"))
 
 
+def test_nobody_is_told_to_install_from_an_index_what_is_not_there() -> None:
+    if "Nothing has been released yet" not in (ROOT / "SECURITY.md").read_text():
+        pytest.skip("there is a release")
+    folders = [ROOT / name for name in ("src", "docs", "examples", "benchmarks")]
+    files = [*ROOT.glob("*.md"), *(path for folder in folders for path in folder.rglob("*"))]
+    wrong = [
+        str(path)
+        for path in files
+        if path.suffix in (".md", ".py", ".service", "")
+        and path.is_file()
+        and re.search(r"pip install (-\S+ )*'?emfed\b(?!-)", path.read_text(encoding="utf-8"))
+    ]
+    assert wrong == []
+
+
 def test_only_what_breaks_has_an_upper_bound() -> None:
     extras = [one for each in PROJECT["optional-dependencies"].values() for one in each]
     bounded = {

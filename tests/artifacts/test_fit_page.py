@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from pathlib import Path
 from typing import Any
@@ -201,6 +202,25 @@ def test_results_that_know_little_have_a_page() -> None:
     words = text_of(render_page(fit_page(result)))
     assert "did not end by asking the sites" in words
     assert "No round was made." in words
+
+
+@pytest.mark.parametrize("judged", [True, False])
+@pytest.mark.parametrize("silent", [1, 3])
+def test_sites_that_left_before_they_said_how_they_are_served_are_in_the_page(
+    silent: int, judged: bool
+) -> None:
+    """The report of a masked run that lost a site could not be drawn."""
+    tables = {name: REGISTRY["full"].tables[i] for i, name in enumerate(("a", "b", "c"))}
+    result = emfed.fit(REGISTRY["full"].make(), tables, rounds=3, scores=True)
+    assert result.facts is not None
+    assert result.facts.scores is not None
+    scores = result.facts.scores.copy()
+    scores[:silent] = np.nan
+    if not judged:
+        scores[:, 2:4] = np.nan
+    left = dataclasses.replace(result, facts=dataclasses.replace(result.facts, scores=scores))
+    page = render_page(fit_page(left, "left"))
+    assert page.count("did not say") == silent
 
 
 @pytest.mark.parametrize("name", REGISTRY)

@@ -12,6 +12,7 @@ import pytest
 
 import emfed
 from emfed.core.protocols import WHOLE
+from emfed.data.workers import as_workers
 from emfed.fitting.session import Session
 from emfed.network import LocalTransport, RemoteFederation, Site, SiteRules
 from emfed.network.masking import SiteIdentity
@@ -65,6 +66,34 @@ def test_runs_with_and_without_a_site_tell_of_it_as_often_as_its_companions_allo
     assert isolated(tmp_path / "open", OPEN) == list(TABLES)
     assert len(isolated(tmp_path / "default", SiteRules())) == 1
     assert isolated(tmp_path / "none", SiteRules(largest_changes=0)) == []
+
+
+def test_with_seven_sites_one_change_each_tells_of_two(tmp_path: Path) -> None:
+    """Each site has a first company and another: {abc} and {abcd}, {def} and {efg} are enough."""
+    tables = {name: RNG.normal(size=(40, 2)) for name in "abcdefg"}
+    known, sums = SiteIdentity.everybody(tables), {}
+    sites = {n: Site(t, tmp_path / n, identity=known[n]) for n, t in tables.items()}
+    for some in ("abc", "def", "abcd", "efg"):
+        sums[some] = total(opened({name: sites[name] for name in some}))[1]
+    d = sums["abcd"] - sums["abc"]
+    g = sums["efg"] - (sums["def"] - d)
+    for name, found in (("d", d), ("g", g)):
+        np.testing.assert_allclose(found, tables[name].sum(axis=0), atol=1e-6)
+    with pytest.raises(emfed.ParticipationError):
+        opened({name: sites[name] for name in "abce"})
+
+
+def test_a_row_whose_weight_changes_is_another_row(tmp_path: Path) -> None:
+    """Or one that its owner leaves out by a weight of zero would be told by two joins."""
+    weights, found = np.ones(40), []
+    for weight in (1.0, 0.0):
+        weights[7] = weight
+        data = as_workers({"a": TABLES["a"]}, sample_weight={"a": weights})
+        federation = RemoteFederation(LocalTransport({"a": Site(data, tmp_path, rules=BARE)}))
+        with contextlib.suppress(emfed.ParticipationError):
+            federation.open(MODEL)
+        found.append("a few of its rows" in federation.refusals.get("a", ""))
+    assert found == [False, True]
 
 
 def patient(where: Path, rules: SiteRules, masks: bool) -> bool:

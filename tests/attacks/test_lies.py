@@ -13,21 +13,24 @@ import polars
 import pytest
 
 import emfed
-from emfed.algorithms.steps import from_lattice
+from emfed.algorithms.steps import from_lattice, wrap_check
 from emfed.core.messages import Lattice
 from emfed.core.protocols import WHOLE, Phase, Request, View
 from emfed.core.registry import plain
+from emfed.core.streams import Purpose, uniforms
 from emfed.core.wire import NEWS, Kind, decode_refusal, encode_question
 from emfed.fitting.session import Session
+from emfed.models.side_by_side import SideBySideParameters
 from emfed.network import LocalTransport, RemoteFederation, Site, SiteRules
-from emfed.network.masking import SiteIdentity, encode_members, encode_roster
+from emfed.network.keys import sign
+from emfed.network.masking import SiteIdentity, _fixed, encode_members, encode_roster
 from emfed.network.store import Links
 from emfed.network.sums import add_up, answer_shape, upload_shape
 from tests.network.masked import masked_sites
 
 RNG = np.random.default_rng(2)
 TABLES = {name: RNG.normal(size=(40, 2)) + i for i, name in enumerate("abcd")}
-FINE = Lattice.fine(len(TABLES), 1.0)
+FINE = Lattice.fine(1.0)
 
 
 class Liar:
@@ -151,6 +154,33 @@ def test_a_server_that_accepts_one_sites_answer_and_no_others_learns_nothing(
     np.testing.assert_allclose(apart, liar.session.weights[0] * (own - liar.statistics), atol=1e-5)
 
 
+def test_a_narrow_lattice_leaves_no_site_alone_in_the_sum(tmp_path: Path) -> None:
+    """Were numbers clipped at a bound of the server's, those of all sites but one would be known.
+
+    S lies so near to one site's own statistics that all others are far outside of a narrow window;
+    on few bits they wrap around instead, and the sum tells what any sum modulo 2^bits tells.
+    """
+    liar = Liar(tmp_path)
+    params = liar.model.maximize(liar.statistics)
+    own = {n: liar.model.expected_statistics(t[None], params)[0] for n, t in TABLES.items()}
+    weights, q = liar.session.weights, len(liar.statistics)
+    narrow = Lattice(2.0**-20, 8, 1.0)
+    requests = same(liar.request(lattice=narrow))
+    fresh, messages = liar.ready(requests)
+    told = liar.told(fresh, messages, list(fresh))
+    symbols, _, check = add_up([told[n] for n in range(4)], upload_shape(narrow, q)) or ()
+    assert wrap_check(symbols) != check[0]  # the server knows that there was no room
+    u = uniforms(0, 1, Purpose.COMPRESSION, np.arange(4), q)
+    metric = liar.model.metric(params)
+    exact = sum(
+        np.floor(metric.whiten(own[name] - liar.statistics) * (weights[n] / narrow.step) + u[n])
+        for n, name in enumerate(TABLES)
+    )
+    # Within a unit: the site works at S to 34 digits.
+    apart = (symbols - exact + 128) % 256 - 128
+    assert np.abs(apart).max() <= 4
+
+
 def test_what_one_site_was_told_in_an_earlier_round_is_not_forgotten(tmp_path: Path) -> None:
     """Its memory follows from it: a sum that cancels would tell the difference."""
     liar = Liar(tmp_path)
@@ -272,7 +302,69 @@ def test_keys_that_the_server_puts_in_the_place_of_a_sites_are_noticed(tmp_path:
         known.discard(Kind.ROSTER)
     fresh, messages = liar.ready({n: liar.request() for n in range(4)})
     told = liar.told(fresh, messages, [0, 2, 3])
-    assert all("no identity in this site's roster has signed: b" in str(w) for w in told.values())
+    assert all("no identity in this site's roster has signed" in str(w) for w in told.values())
+
+
+@pytest.mark.parametrize("helped", [False, True])
+def test_one_site_under_two_numbers_is_no_set_of_three(helped: bool, tmp_path: Path) -> None:
+    """The masks of b with a, once taken off and once added, would leave b's part bare.
+
+    Without help the server gives a's own announcement two numbers. With the help of c it gives a's
+    key a second name: c signs it as if it were its own.
+    """
+    liar = Liar(tmp_path)
+    roster, run = liar.federation.members.roster, liar.federation.members.run
+    twice = roster[0]
+    if helped:
+        transport: Any = liar.federation._line.transport
+        helper = transport.sites["c"]._sums.identity
+        lent = replace(roster[2], public=roster[0].public, signature=b"")
+        twice = replace(lent, signature=_fixed(sign(helper.key, lent.statement(run))))
+    liar.federation.members.roster = {**roster, 2: twice}
+    for known in liar.federation._knows.values():
+        known.discard(Kind.ROSTER)
+    fresh, messages = liar.ready({n: liar.request() for n in range(4)})
+    bare = liar.told({n: fresh[n] for n in (0, 1, 2)}, messages, [1])[1]
+    assert "twice: " in bare
+
+
+def test_which_held_out_model_a_site_looks_at_is_not_the_servers_to_choose(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With as many models as sites, each has its own: one may tell, and the others say nothing.
+
+    Rows have hardly any say under a component that is wide enough, so that the sum is one site's.
+    """
+    for allowed in (False, True):
+        if allowed:
+            monkeypatch.setattr(Site, "_check_folds", lambda self: None)
+        liar = Liar(tmp_path / str(allowed))
+        model = liar.model
+        params, wide = model.start(0), 1e18
+        silent = replace(params, means=0 * params.means, covariances=params.covariances * wide)
+        parts = (params, silent, silent, silent, params)
+        asked = SideBySideParameters(parts)
+        if not allowed:
+            with pytest.raises(emfed.ParticipationError, match="leave nobody out"):
+                liar.session.scores(View((0,) * 5), asked, "validation")
+            continue
+        told = float(liar.session.scores(View((0,) * 5), asked, "validation")[0, 0])
+        mute = float(model.log_likelihood(TABLES["b"], silent))
+        own = float(model.log_likelihood(TABLES["a"], params))
+        assert 4 * told - 3 * mute == pytest.approx(own, abs=1e-4)
+
+
+def test_how_large_a_model_may_be_tells_no_number_of_rows(tmp_path: Path) -> None:
+    """A limit that follows from the rows is found by asking for ever larger models."""
+    refused = set()
+    for rows in (200_000, 400_000):
+        table = {n: np.zeros((rows if n == "a" else 40, 2)) for n in "abc"}
+        sites = masked_sites(table, tmp_path / str(rows), rules=SiteRules())
+        federation = RemoteFederation(LocalTransport({"a": sites["a"]}), attempts=1, pause=0.0)
+        with pytest.raises(emfed.ParticipationError):
+            Session(emfed.gaussian_mixture(1 << 24, "diag"), federation, masks=True)
+        refused.add(federation.refusals["a"])
+    assert len(refused) == 1
 
 
 def test_two_sites_that_collude_are_left_with_the_sum_of_the_others(tmp_path: Path) -> None:

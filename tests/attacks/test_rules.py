@@ -67,6 +67,16 @@ def test_fewer_rows_than_statistics_are_refused_with_the_reason(tmp_path: Path) 
     Server({"a": Site(ROWS[:19], tmp_path / "b", rules=BARE)}, emfed.gaussian_mixture(3, "full"))
 
 
+def test_a_model_that_a_sites_rows_cannot_have_is_judged_all_the_same(tmp_path: Path) -> None:
+    """More components than rows: bound to the rows of all sites it would tell those of each."""
+    tables = {"a": ROWS[:12], "b": np.tile(ROWS, (20, 1))}
+    sites = {name: Site(t, tmp_path / name, rules=BARE) for name, t in tables.items()}
+    server = Server(sites, emfed.gaussian_mixture(13, "diag"))
+    server.begin(emfed.EM())
+    assert "a" not in server.ask(server.model.statistics_of(server.model.start(0)))
+    assert "statistics of so few rows" in server.federation.refusals["a"]
+
+
 def test_each_step_of_a_sequence_counts_as_a_row(tmp_path: Path) -> None:
     chain, rules = emfed.hidden_markov(2, "gaussian"), dataclasses.replace(BARE, smallest_rows=2)
     two = np.random.default_rng(3).normal(size=(2, 30, 1))
@@ -122,7 +132,7 @@ def test_models_that_count_no_rows_are_the_owners_to_allow(tmp_path: Path) -> No
     assert Server({"a": Site(ROWS, tmp_path / "b", rules=rules)}, model).federation.size == 1
 
 
-def by_slices(site: Site, cuts: int) -> int:
+def by_slices(site: Site, cuts: int, phases: bool = True) -> int:
     """Rows whose first column the server isolates: clusters cut the data ever more finely.
 
     Two centres far away from all rows but in the first column put the cut between them anywhere.
@@ -132,7 +142,8 @@ def by_slices(site: Site, cuts: int) -> int:
     places = np.sort(ROWS[:, 0])
     for cut in (places[1:] + places[:-1])[:cuts] / 2:
         here = (cut - frame.origin[0]) / frame.scale[0]
-        server.begin(emfed.FedEM(step_size=1.0, memory_rate=0.0))
+        if phases or not server.round:
+            server.begin(emfed.FedEM(step_size=1.0, memory_rate=0.0))
         centres = np.array([[here - 1, 0.0], [here + 1, 0.0]])
         statistics = server.model.statistics_of(Centres(centres))
         told = server.ask(statistics).get("a")
@@ -151,6 +162,14 @@ def test_slices_and_differences_end_with_the_owners_allowance(tmp_path: Path) ->
     assert by_slices(Site(ROWS, tmp_path / "a", rules=SiteRules.loosest()), 59) >= 55
     rules = SiteRules(unmasked=True, largest_choices=10)
     assert by_slices(Site(ROWS, tmp_path / "b", rules=rules), 59) <= 8
+
+
+def test_rounds_of_one_phase_cut_rows_as_well_as_free_choices_do(tmp_path: Path) -> None:
+    """Each cut is a short step from the one before. The rule on all answers is what bounds it."""
+    rules = SiteRules(unmasked=True, largest_choices=10)
+    assert by_slices(Site(ROWS, tmp_path / "a", rules=rules), 59, phases=False) >= 55
+    rules = SiteRules(unmasked=True, largest_rounds=12)
+    assert by_slices(Site(ROWS, tmp_path / "b", rules=rules), 59, phases=False) <= 10
 
 
 def test_steps_that_no_round_makes_are_refused(tmp_path: Path) -> None:
@@ -232,3 +251,18 @@ def test_looser_rules_say_what_they_give_away(tmp_path: Path) -> None:
     assert rules.spare_rows == 40
     assert len(rules.gives_away()) == 2
     assert json.dumps(rules.gives_away())
+
+
+def test_refusals_of_models_tell_the_largest_code_of_a_site(tmp_path: Path) -> None:
+    """What remains: whether rows suit a model at all is told, and costs one answer each time."""
+    codes = np.column_stack([RNG.normal(size=40), np.arange(40) % 6])
+    rules = SiteRules(unmasked=True, largest_rounds=9)
+    site, fits = Site(codes, tmp_path, rules=rules), []
+    for count in range(2, 9):
+        model = emfed.mixed_mixture(1, ["gaussian", emfed.models.Categorical(count)])
+        try:
+            fits.append(Server({"a": site}, model).federation.size == 1)
+        except emfed.ParticipationError:
+            fits.append(False)
+    assert fits == [count >= 6 for count in range(2, 9)]
+    assert site._tally.read()["answered"] >= 7

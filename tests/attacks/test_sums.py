@@ -14,7 +14,6 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 import emfed
 from emfed.core.errors import SettingsError, WireError
-from emfed.core.messages import Lattice
 from emfed.core.protocols import WHOLE
 from emfed.core.storage import ScratchDisk
 from emfed.core.wire import Kind, decode_refusal
@@ -36,7 +35,7 @@ from emfed.network.masking import (
     to_words,
     unpack_words,
 )
-from emfed.network.sums import add_up, answer_shape, from_fixed
+from emfed.network.sums import FIXED_STEP, add_up, answer_shape, from_fixed, to_fixed
 from tests.helpers import OPEN
 from tests.network.masked import masked_sites
 
@@ -340,13 +339,28 @@ def test_a_site_without_a_roster_refuses_a_masked_run(tmp_path: Path) -> None:
         emfed.fit(emfed.gaussian_mixture(1), federation, rounds=1, masks=True)
 
 
+def test_a_server_that_lies_about_sizes_cannot_cut_all_sites_but_one() -> None:
+    """Were numbers without room cut, the sum less what was cut would be the smallest site's."""
+    own = [np.array([0.7, -0.4]), np.array([0.6, -0.5]), np.array([0.9, -0.8])]
+    rows = np.array([5000, 4000, 30])
+    for claimed in (9030, 1e-3, 40):  # of all rows: the truth, and lies
+        told = [to_fixed(v, n / claimed, 3)[0] for v, n in zip(own, rows, strict=True)]
+        left = sum(told).astype(float) * FIXED_STEP
+        if claimed == 9030:
+            np.testing.assert_allclose(left[-1], 1.0, atol=1e-8)
+            continue
+        assert left[0] > 2.0**20 * 2  # as large as it should be
+        assert left[1] < -(2.0**20) * 2
+        cut = left - 2 * np.sign(left) * 2.0**20
+        assert np.abs(cut[:2] - own[2] * 30 / claimed).min() > 2.0**20
+
+
 def test_sites_that_were_sent_different_statistics_have_masks_that_do_not_cancel() -> None:
     from emfed.network.sums import round_subject
 
     here = np.array([0.5, 0.25, 1e-3])
     assert round_subject(WHOLE, here) == round_subject(WHOLE, here * (1 + 1e-15))
     assert round_subject(WHOLE, here) != round_subject(WHOLE, here + np.array([0, 1e-4, 0]))
-    assert Lattice.of(1.0, 10, 100, 0.5).bound == 5
     assert from_fixed(np.array([2**33, 2**32]))[0] == pytest.approx([2.0])
 
 

@@ -19,9 +19,10 @@ import polars as pl
 import pytest
 
 import emfed
+from emfed.core.registry import MODELS, STORED
 from emfed.fitting.driver import Watch, run_fit
 from emfed.fitting.settings import FitSettings
-from tests.cli.shell import START, Shell
+from tests.cli.shell import START, Shell, wards
 
 NUMBERS = ("--columns", "age,pressure,stays")
 EXACT = ("--algorithm", "em", "--field-tol", 1e-10)
@@ -226,6 +227,8 @@ def test_imputation_by_a_fitted_model(emfed_shell: Shell) -> None:
     code, _, err = emfed_shell("fit", "torn.csv")
     assert code == 2
     assert "--missing" in err
+    assert ", column " in err
+    assert "in line " in err
     assert emfed_shell("fit", "torn.csv", "--missing", "-q", "--rounds", 50)[0] in (0, 3)
     result = emfed.load(emfed_shell.folder / "model.emfed")
     made = ("impute", "torn.csv", "--model", "model.emfed", "--filled", "whole.parquet")
@@ -442,3 +445,66 @@ def test_progress_is_shown_on_a_terminal(emfed_shell: Shell) -> None:
     assert "round" in shown
     assert "|H|²" in shown
     assert "left" in shown
+
+
+OWN_MODEL = """
+from dataclasses import dataclass
+import emfed
+
+@emfed.models.register_model("measured-location")
+@dataclass(frozen=True)
+class Measured(emfed.models.LinearGaussian):
+    unit: str = "cm"
+
+    def describe(self):
+        return {"model": "measured-location", "kappa": self.kappa, "unit": self.unit}
+"""
+
+
+def test_a_model_of_one_s_own_is_a_word_of_the_command_line(
+    emfed_shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One registration: `fit`, its settings, model files and reports know it."""
+    makers = {**MODELS._makers}
+    monkeypatch.setattr(MODELS, "_makers", makers)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setitem(STORED, "measured-location", Any)
+    del STORED["measured-location"]
+    emfed_shell.write("own_words.py", OWN_MODEL)
+    emfed_shell.write("rows.csv", "site,a,b\n" + "u,1,2\nv,3,5\n" * 20)
+    own = ("--import", "own_words")
+    asked = ("fit", "rows.csv", "-g", "site", "--model", "measured-location", "-q")
+    code, _, err = emfed_shell(*own, *asked, "--set", "unit=m", "--report", "own.html")
+    assert code == 0, err
+    assert emfed.load(emfed_shell.folder / "model.emfed").model.unit == "m"
+    assert "measured location" in (emfed_shell.folder / "own.html").read_text()
+    code, _, err = emfed_shell(*asked, "-k", 2)
+    assert code == 2
+    assert "--n-components goes with --model" in err
+    makers.pop("measured-location"), STORED.pop("measured-location")
+    code, _, err = emfed_shell("inspect", "model.emfed")
+    assert code == 1
+    assert "as in emfed --import MODULE" in err
+    assert emfed_shell("--import", "nobody_s", "inspect", "model.emfed")[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        (("--set", "criterion=icl", "-k", "1:2"), ""),
+        (("--model", "row-owner", "--set", "rank=1"), ""),
+        (("--model", "regression-mixture", "--target", "age"), ""),
+        (("--set", "rank"), "--set takes NAME=VALUE"),
+        (("--set", "rounds=3"), "an option of its own"),
+        (("--set", "rank=3"), "unknown key 'rank'"),
+        (("--model", "regression-mixture", "--target", "height"), "not among the columns"),
+    ],
+)
+def test_settings_without_an_option_are_set_by_name(
+    more: tuple[str, ...], told: str, emfed_shell: Shell
+) -> None:
+    emfed_shell.write("wards.csv", wards())
+    columns = ("--columns", "age,pressure,stays", "-g", "hospital")
+    code, _, err = emfed_shell("fit", "wards.csv", *columns, "-q", "--no-curve", *more)
+    assert code == (2 if told else 0), err
+    assert told in err

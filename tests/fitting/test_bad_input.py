@@ -511,3 +511,10 @@ def test_numbers_are_no_categories() -> None:
     rows = np.random.default_rng(0).normal(size=(50, 2))
     with pytest.raises(emfed.DataError, match=r"column 0 has 50 different values in 50 rows"):
         emfed.FederatedMixture(2, families="categorical").fit(rows)
+
+
+@pytest.mark.parametrize("family", ["exponential", "gamma", "gaussian"])
+def test_columns_whose_squares_no_double_holds_are_refused_in_words(family: str) -> None:
+    rows = np.random.default_rng(0).gamma(2.0, 1e-300, (60, 2))
+    with pytest.raises(emfed.DataError, match="use other units"):
+        emfed.fit(emfed.mixed_mixture(2, family), rows, groups=np.arange(60) % 3)

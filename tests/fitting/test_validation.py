@@ -63,10 +63,14 @@ def test_a_site_unlike_the_others_is_named_and_the_others_are_served() -> None:
     assert not alike.clear.any()
     assert alike.remark() == "held-out rows: the common model serves every worker."
     data["east"] = data["east"] * [1.0, 4.0]
-    told = emfed.fit(emfed.gaussian_mixture(2), data, validate=True).validation
+    data["East"] = data.pop("east")
+    result = emfed.fit(emfed.gaussian_mixture(2), data, validate=True)
+    told = result.validation
     assert told is not None
     assert told.clear[2].any()
-    assert "east" in told.remark()
+    assert "East" in told.remark()
+    assert "sites would gain" in fit_page(result).text[0]
+    assert "East): see Result.adapt" in fit_page(result).text[0]
     assert told.verdicts[2].startswith("gains")
     assert told.without[2] < told.common[2] < max(told.adapted[2], told.alone[2])
 

@@ -229,3 +229,47 @@ def test_real_tables(data_dir: Path) -> None:
     assert waders.intake.missing == 33_120 - 13_240
     with pytest.raises(emfed.DataError, match="line 48: the site is missing"):
         read_records(data_dir / "nz_seabirds_at_sea.csv.gz", ColumnNames(site="site_1deg"))
+
+
+def test_commas_of_semicolon_files_are_decimal_points(tmp_path: Path) -> None:
+    rows = ["ann;pond, west;2004-05-01;3,0", "bob;pond, west;2004-06-01;2,50"]
+    (tmp_path / "t.csv").write_text("\n".join(["observer;site;date;count", *rows]) + "\n")
+    table = read_records(tmp_path / "t.csv", family="gaussian")
+    assert table.values.tolist() == [3.0, 2.5]
+    assert list(table.sites) == ["pond, west"]
+    with pytest.raises(emfed.DataError, match=r"line 3: .*whole number >= 0 \(got '2.50'\)"):
+        read_records(tmp_path / "t.csv")
+
+
+def test_a_reason_is_told_once_and_other_encodings_are_told_what_to_become(tmp_path: Path) -> None:
+    with pytest.raises(emfed.DataError, match=r"the date .*; row 1 likewise \(got 'May'\); row 2"):
+        read_records(frame(date=["May"] * 5))
+    text = "observer,site,date,count\nann,Zürich,2004-05-01,3\n"
+    (tmp_path / "t.csv").write_bytes(text.encode("latin-1"))
+    with pytest.raises(emfed.DataError, match="save it as UTF-8"):
+        read_records(tmp_path / "t.csv")
+
+
+def test_counts_without_zeros_and_one_above_all_others_are_told() -> None:
+    many = {
+        "observer": ["ann", "bob"] * 15,
+        "site": [f"s{k % 6}" for k in range(30)],
+        "date": [str(2000 + k // 6) for k in range(30)],
+    }
+    for counts, words in (
+        ([1 + k % 2 for k in range(30)], "15 cells hold a count of 1 and none a 0"),
+        ([0, 10**6, *[3] * 28], "one cell, 's1' in 2000, holds 100% of all that was counted"),
+    ):
+        table = read_records(pl.DataFrame({**many, "count": counts}), bins="year")
+        with pytest.warns(emfed.EmfedWarning, match=words):
+            table.warn()
+
+
+@pytest.mark.parametrize(
+    ("counts", "family", "words"),
+    [([0] * 5, "poisson", "every record is 0"), ([1] * 5, "bernoulli", "every record reports")],
+)
+def test_records_that_are_all_alike_are_refused(counts: list[int], family: str, words: str) -> None:
+    table = read_records(frame(count=counts), family=family)
+    with pytest.warns(emfed.EmfedWarning), pytest.raises(emfed.DataError, match=words):
+        emfed.impute(table, compressor=emfed.Identity(), rounds=2)

@@ -484,6 +484,29 @@ def test_a_rehearsal_sends_a_refusal_and_shows_the_rest(tmp_path: Path) -> None:
     assert all(b"looking first" in message and len(message) < 120 for message in sent)
 
 
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ({"model": "gaussian-mixture", "n_components": 10_000_000}, "numbers here"),
+        (plain(emfed.gaussian_mixture(2).describe()) | {"n_components": "x"}, "n_components"),
+        ({"model": "of another release"}, "unknown model"),
+        (None, "names it under 'model'"),
+    ],
+)
+def test_a_rehearsal_of_what_no_site_takes_part_in_ends(
+    model: Any, words: str, tmp_path: Path
+) -> None:
+    """It built whatever was asked for, and went on waiting where that failed."""
+    source = np.random.Generator(np.random.Philox(key=1))
+    pl.DataFrame(source.standard_normal((50, 2)), schema=["a", "b"]).write_csv(tmp_path / "r.csv")
+    write_site(tmp_path, prepare(tmp_path, tmp_path / "r.csv", None), SiteRules(), None)
+    look_first(tmp_path, seal(Header(Kind.HELLO, 1, 1, 0, 0), encode_text({"model": model})))
+    refusal, end = map(json.loads, (tmp_path / "dry-run.jsonl").read_text().splitlines())
+    assert refusal["kind"] == "refusal"
+    assert words in refusal["content"]
+    assert "nothing but a refusal was sent" in end["content"]
+
+
 def test_a_second_join_leaves_the_first_ones_files_alone(command: Command, tmp_path: Path) -> None:
     folder = tmp_path / "site-other"
     folder.mkdir()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import http.client
 import json
@@ -9,13 +10,17 @@ import logging
 import os
 import re
 import socket
+import struct
 import sys
 import threading
 import time
+import urllib.error
+import urllib.request
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
+from math import nan
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -320,6 +325,70 @@ def test_the_page_answers_its_owner_on_this_machine_alone(tmp_path: Path) -> Non
         assert "innerHTML" not in page
 
 
+def test_two_operators_who_expel_at_once_do_not_undo_each_other(tmp_path: Path) -> None:
+    names = [f"s{i}" for i in range(8)]
+    threads = [
+        threading.Thread(target=change_orders, args=(tmp_path, {name: "wrong units"}))
+        for name in names
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(read_orders(tmp_path).expelled) == names
+    assert "s3" not in change_orders(tmp_path, {"s3": None}).expelled
+
+
+def test_the_page_says_what_is_wrong_and_bears_rude_callers(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    wrong: list[Exception] = []
+
+    def state() -> dict[str, Any]:
+        if wrong:
+            raise wrong[0]
+        return {"title": "t", "line": "l", "reasons": [], "squared_H": float("inf"), "left": [nan]}
+
+    with Console(tmp_path, 0, state, partial(answer_fit, tmp_path)) as console:
+        address = page_address(tmp_path)
+        assert address is not None
+        # A fit that ran away: a browser takes no Infinity for JSON.
+        told = json.loads(asked(address, "state")[1], parse_constant=pytest.fail)
+        assert (told["squared_H"], told["left"]) == (None, [None])
+        wrong.append(SettingsError("approvals.json is damaged: delete it."))
+        assert asked(address, "state") == (500, "approvals.json is damaged: delete it.\n")
+        wrong[0] = ValueError("of a programmer")
+        with pytest.raises(http.client.RemoteDisconnected):
+            asked(address, "state")
+        request = urllib.request.Request(f"{address}answer", b"fit=none&answer=yes")
+        request.add_header("Origin", f"http://127.0.0.1:{console.port}")
+        with pytest.raises(urllib.error.HTTPError, match="400"):
+            urllib.request.urlopen(request, timeout=10)
+        wrong.clear()
+        crowd = [socket.create_connection(("127.0.0.1", console.port)) for _ in range(300)]
+        crowd[-1].settimeout(10)
+        assert crowd[-1].recv(1) == b"", "one too many is closed unread"
+        assert threading.active_count() < 300
+        for caller in crowd:
+            caller.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            caller.close()
+        assert until(lambda: answers(address))
+    assert capfd.readouterr() == ("", ""), "no traceback in the operator's terminal"
+
+
+def answers(address: str) -> bool:
+    with contextlib.suppress(OSError):
+        return asked(address, "state")[0] == 200
+    return False
+
+
+def until(what: Callable[[], bool], seconds: float = 10.0) -> bool:
+    end = time.monotonic() + seconds
+    while not what() and time.monotonic() < end:
+        time.sleep(0.05)
+    return what()
+
+
 def test_an_owner_who_asks_first_is_asked_once_for_each_fit(tmp_path: Path) -> None:
     table = mixture_tables(2)["s0"]
     table.write_csv(tmp_path / "rows.csv")
@@ -403,7 +472,9 @@ def test_erasing_rows_leaves_nothing_that_was_computed_from_them(tmp_path: Path)
     assert check_journal(folder / "messages.jsonl")[1] == ""
 
 
-def test_a_key_is_rotated_without_a_moment_without_one(tmp_path: Path) -> None:
+def test_a_key_is_rotated_without_a_moment_without_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     server = tmp_path / "keys"
     keys.make_server_keys(server, [])
     private, public = keys.make_site_key(tmp_path, "oslo")
@@ -430,6 +501,8 @@ def test_a_key_is_rotated_without_a_moment_without_one(tmp_path: Path) -> None:
             while not any("next key: it is in use now" in words for words in heard):
                 assert time.monotonic() < end, heard
                 time.sleep(0.05)
+            assert "oslo has another key now" in caplog.text
+            assert "shut out" not in caplog.text
             transport.wait_for(1, 20)
             now = keys.read_private_key(private).public_key()
             assert now != before
@@ -471,6 +544,13 @@ def test_an_order_that_changes_nothing_says_so(
     with pytest.raises(SystemExit, match="0"):
         main(["control", "pause", str(tmp_path)])
     assert "finished already" in capsys.readouterr().err
+    Status(tmp_path).say("running", round=40)
+    with pytest.raises(SystemExit, match="2"):
+        main(["control", "extend", str(tmp_path), "40"])
+    assert "has made 40 rounds" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="0"):
+        main(["control", "expel", str(tmp_path), "oslo", "--why", "\x1b[31mred"])
+    assert read_orders(tmp_path).expelled["oslo"] == "expelled by the operator: ?[31mred"
 
 
 def test_the_doctor_says_what_is_wrong_and_how_to_mend_it(tmp_path: Path) -> None:
@@ -504,6 +584,11 @@ def test_the_doctor_says_what_is_wrong_and_how_to_mend_it(tmp_path: Path) -> Non
         assert {"key", "name", "port", "TLS", "clock", "disk", "versions"} <= {
             finding.what.split(":")[0] for finding in site
         }
+        absent = [f for f in look_at_site(address, ca, tmp_path / "no.key", tmp_path) if not f.good]
+        assert absent[0].what == f"key: there is no file {tmp_path / 'no.key'}"
+        (tmp_path / "keys" / "sites" / "torn.pub").write_text("half")
+        (torn,) = [f for f in look_at_server(path) if f.what.startswith("keys")]
+        assert (torn.good, "torn.pub holds no key" in torn.what) == (False, True)
         missing = list(look_at_site(address, tmp_path / "ca.pem", None, tmp_path))[-1]
         assert (missing.good, "--ca" in missing.mend) == (False, True)
         keys.make_server_keys(tmp_path / "other", [])
@@ -822,6 +907,7 @@ def test_while_a_run_waits_for_a_site_everyone_sees_for_whom(tmp_path: Path) -> 
     config = replace(run.config, sites=replace(run.config.sites, farewell=0.0))
     serve_run(Silent(run.sites), config, Status(run.folder, run.report))
     waiting = [s for s in run.said if s.get("why") == "no answer from s2"]
+    assert waiting, "without masks nobody is told to expel it"
     assert "waiting" in {s["state"] for s in waiting}
     assert (run.said[-1]["state"], run.said[-1]["untold"]) == ("finished", ["s2"])
     lines = [status_line(s) for s in run.said]

@@ -74,7 +74,7 @@ MIXTURE = {"kind": "gaussian-mixture", "n_components": 2}
 MIXED = {
     "kind": "mixed-mixture",
     "n_components": 2,
-    "families": {"height": "gaussian", "weight": "gaussian", "age": "poisson"},
+    "families": {"age": "poisson"},  # the others are Gaussian
 }
 
 
@@ -131,6 +131,10 @@ TASKS = {
         estimator=lambda: emfed.FederatedMixture(2, families=MIXED["families"]),
         options=("-k", "2", "--types", "age=poisson"),
     ),
+    "regression on a named column": Task(
+        {"kind": "regression-mixture", "n_components": 2, "target": "age"},
+        options=("--model", "regression-mixture", "-k", "2", "--target", "age"),
+    ),
     "HMM": Task({"kind": "hidden-markov", "n_components": 2}, {"rounds": 12}, data=sequences),
     "factor analysis": Task(
         {"kind": "factor-analysis", "n_factors": 1},
@@ -141,6 +145,7 @@ TASKS = {
         {"kind": "row-owner", "rank": 1},
         data=lambda seed: rows(seed, holes=True),
         estimator=lambda: emfed.FederatedImputer(rank=1),
+        options=("--model", "row-owner", "--set", "rank=1"),
     ),
 }
 
@@ -152,7 +157,7 @@ def does_not_apply(face: str, place: str, task: str) -> str:
     if face == "run.toml" and place not in ("memory", "processes"):
         return "run.toml describes sites elsewhere"
     if face == "estimator" and TASKS[task].estimator is None:
-        return "scikit-learn has no estimator of sequences, and neither have we"
+        return "scikit-learn has no estimator of this model, and neither have we"
     if face == "command line" and TASKS[task].options is None:
         return "`emfed fit` reads tables of rows and has no option for this model"
     if face == "run.toml" and place == "processes" and task == "HMM":

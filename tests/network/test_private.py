@@ -191,6 +191,37 @@ def test_other_rows_have_no_answer_in_a_run_that_began_without_them(tmp_path: Pa
     assert answers() == 2
 
 
+def test_a_site_that_forgot_a_run_answers_it_with_other_noise_and_charges_it(
+    tmp_path: Path,
+) -> None:
+    """It forgot for which sets it answered, too: the same noise in two sums would be taken off."""
+    data, known = tables(300), SiteIdentity.everybody("abc")
+    asked = Asked(step_for(4, 0.01, 2), 2, np.array([[0.0, 1.0, 9.0]] * 2))
+    told, used = [], []
+    for _ in range(2):
+        sites = {n: Site(t, tmp_path / n, identity=known[n], rules=OPEN) for n, t in data.items()}
+        made = RemoteFederation(LocalTransport(sites), tmp_path / "server", pause=0.0, attempts=2)
+        made.open_private(MODEL, None, Privacy(3.0))
+        told.append(made.release(asked, "round", 0, 0))
+        (run,) = Allowance(tmp_path / "a").read()[1].values()
+        used.append(run.used)
+        for name in data:  # as after eight other runs
+            for folder in (tmp_path / name).glob("[0-9a-f]" * 16):
+                shutil.rmtree(folder)
+    assert (told[0] != told[1]).any()
+    assert used[1] == pytest.approx(2 * used[0])
+
+
+def test_a_private_run_does_not_say_that_a_few_rows_are_new(tmp_path: Path) -> None:
+    """Noise covers them; a refusal would tell for certain that somebody came or went."""
+    data, known = tables(300), SiteIdentity.everybody("abc")
+    for _ in range(2):
+        sites = {n: Site(t, tmp_path / n, identity=known[n]) for n, t in data.items()}
+        made = RemoteFederation(LocalTransport(sites), pause=0.0, attempts=2)
+        made.open_private(MODEL, None, Privacy(3.0))
+        data["a"] = data["a"][1:]
+
+
 ALONE = SiteRules(unmasked=True, largest_epsilon=1.2)
 
 

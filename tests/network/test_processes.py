@@ -167,6 +167,10 @@ def test_a_rehearsal_shows_what_would_be_sent_and_ends(tmp_path: Path) -> None:
         said = deployment.output("s0")
         assert "would send: join" in said
         assert "would send: reply" in said
+        assert said.splitlines()[-1].endswith(
+            "nothing but a refusal was sent; in this run such numbers leave masked, as parts of "
+            "sums over all sites"
+        )
         assert not (deployment.folder / "site-s0" / "messages.jsonl").exists()
         os.kill(deployment._processes["serve"].pid, signal.SIGTERM)
         assert deployment._processes["serve"].wait(60) == 130

@@ -349,3 +349,64 @@ def test_tied_parameters_of_other_rows_are_a_start() -> None:
     start = emfed.models.GaussianParameters([0.5, 0.5], [[-3, 0], [3, 0]], np.eye(2))
     fitted = emfed.fit(emfed.gaussian_mixture(2, "tied"), rows, start=start, rounds=5)
     assert np.isfinite(fitted.log_likelihood(rows))
+
+
+@pytest.mark.parametrize("kind", ["spherical", "k-means"])
+def test_columns_of_any_unit_keep_their_means(kind: str) -> None:
+    """Seconds since 1970 beside hours, picometres beside light years: averages of rows all same."""
+    rng = np.random.default_rng(0)
+    rows = np.concatenate([rng.normal(size=(120, 3)), 4 + rng.normal(size=(120, 3))])
+    rows *= [1e-12, 1.0, 1e12]
+    tables = [rows[j::4] for j in range(4)]
+    model: Any = emfed.gaussian_mixture(3, kind) if kind == "spherical" else emfed.k_means(3)
+    result = emfed.fit(model, tables, start="auto", seed=0)
+    means = result.params.means if kind == "spherical" else result.params.centres
+    assert result.converged
+    assert np.all((means > rows.min(axis=0)) & (means < rows.max(axis=0)))
+    check(model, tables, 0)
+
+
+def test_components_of_any_family_are_put_to_use() -> None:
+    """The third of three groups of counts has no component; the third component has no rows."""
+    rng = np.random.default_rng(3)
+    rates = np.array([[2.0, 20.0], [20.0, 2.0], [40.0, 40.0]])
+    rows = rng.poisson(np.repeat(rates, 60, axis=0)).astype(float)
+    start = emfed.models.MixedParameters(
+        poisson=[[2.0, 20.0], [30.0, 21.0], [900.0, 900.0]], weights=[0.3333, 0.6666, 0.0001]
+    )
+    model = emfed.mixed_mixture(3, "poisson")
+    options: Any = {"start": start, "start_statistics": "parameters", "seed": 0}
+    for algorithm, workers in (("auto", 4), ("em", 1), ("VR-FedEM", 4)):
+        ours = emfed.fit(model, rows, algorithm, groups=np.arange(180) % workers, **options)
+        assert ours.converged
+        assert np.bincount(ours.predict(rows), minlength=3).min() > 50
+
+
+def test_halves_of_a_component_lean_within_the_domain() -> None:
+    """A narrow gamma has no half that leans away from all rows; then it stays, and one leans."""
+    rng = np.random.default_rng(0)
+    rows = np.concatenate([rng.gamma(k, 1 / k, (50, 1)) * m for k, m in ((4, 1.0), (1e5, 30.0))])
+    fitted = emfed.fit(emfed.mixed_mixture(3, "gamma"), rows, seed=0, rounds=3)
+    model, layout = fitted.model, fitted.model.layout
+    two = {name: value.copy() for name, value in layout.split(fitted.statistics).items()}
+    for value in two.values():
+        value[2] = value[0] * 1e-9
+    empty = np.array([False, False, True])
+    for attempt in range(2):
+        told = model.split(layout.join(two), empty, attempt)
+        assert model.inside(told)
+        assert layout.split(told)["mass"].min() > 1e-3
+    alone = np.array([False, True, True])
+    assert np.array_equal(model.split(layout.join(two), alone, 0), layout.join(two))
+
+
+def test_a_mixture_of_factor_analysers_that_crawls_ends() -> None:
+    """Momentum without noise to carry on: it took all of 1,000 rounds before."""
+    frame = statsmodels.datasets.grunfeld.load_pandas().data.select_dtypes("number")
+    rows = frame.to_numpy(float)[:, :6]
+    groups = np.random.default_rng(0).integers(4, size=len(rows))
+    ours = emfed.fit(
+        emfed.factor_analysis(1, n_components=3), rows, groups=groups, start="auto", seed=0
+    )
+    assert ours.converged
+    assert ours.rounds < 400

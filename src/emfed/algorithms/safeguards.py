@@ -31,7 +31,6 @@ from emfed.compressors import ChosenDithering
 from emfed.core.protocols import (
     BoolArray,
     FloatArray,
-    IdentityMetric,
     Metric,
     Model,
     Replies,
@@ -110,20 +109,22 @@ def noise_of(metric: Metric, replies: Replies, weights: FloatArray) -> float:
     return total / max(1, replies.values.shape[-1])
 
 
-def apart(seen: Seen, replies: Replies, weights: FloatArray) -> float:
+def apart(seen: Seen, replies: Replies, weights: FloatArray, share: float) -> float:
     """The mean squared distance of workers from the mean of all, in the metric, without noise.
 
     First uploads alone tell it: they hold all that a worker sees, and not what is new. Infinite
     where few answered, or where distances have no unit. Where only sums are told, large workers
     count for more, and regions are not told apart: none is further than all of them together.
+    ``share`` is then the sum of everybody's squared weights: single ones are nobody's to know.
     """
     total = float(weights.sum())
-    if total < 0.5 or isinstance(seen.metric, IdentityMetric):
+    if total < 0.5 or not seen.metric.in_nats:
         return np.inf
     if seen.request.lattice is not None:
-        squared = float(steps.energy_of(seen.request, replies, seen.state)["innovation"])
+        told = steps.energy_of(seen.request, replies, seen.state, seen.mean_field)
+        squared = float(told["innovation"])
         mean = seen.metric.whiten(seen.mean_field / total)
-        return max(1e-3, squared / float(weights @ weights) - float(mean @ mean))
+        return max(1e-3, squared / share - float(mean @ mean))
     white = seen.metric.whiten(replies.values) ** 2
     white -= ((1 - replies.rates) * white.mean(axis=1))[:, None]
     excess = weights @ white / total - seen.metric.whiten(seen.mean_field / total) ** 2
@@ -204,7 +205,7 @@ def leapt(seen: Seen, extras: Extras) -> BoolArray:
 
 def undo(seen: Seen, bad: BoolArray, extras: Extras) -> tuple[steps.Moved, Extras]:
     """S before the last step, in the regions that it made worse, and more caution from now on."""
-    gone = ("good", "ahead", "energy", "probe", "plain", "local")
+    gone = ("good", "ahead", "energy", "probe", "plain", "local", "crawls")
     kept = {n: a for n, a in extras.items() if n not in gone}
     caution = min(number(extras, "caution") + 1, MOST_CAUTION)
     kept |= {"caution": np.array(caution), "quiet": np.zeros(()), "age": np.zeros(())}

@@ -11,7 +11,7 @@ import numpy as np
 
 from emfed.artifacts.disclosure import disclosure, least_rows
 from emfed.artifacts.figures import Figure, Panel, Series, drawn
-from emfed.artifacts.model_card import size
+from emfed.artifacts.model_card import in_words, size
 from emfed.artifacts.page import Highlight, Page, Section, Table, render_page
 from emfed.artifacts.result import Result
 from emfed.core.errors import SettingsError
@@ -100,7 +100,13 @@ def _summary(result: Result) -> list[str]:
         else ""
     )
     told = f"A {_name(result)}{_of(result)} was fitted{held}. {_ending(result)}"
-    return [f"{told} {served(result)} {least_rows(result)}".replace("  ", " ")]
+    return [f"{told} {served(result)} {_held_out(result)} {least_rows(result)}".replace("  ", " ")]
+
+
+def _held_out(result: Result) -> str:
+    """What rows that were held out say, in a sentence; empty where nobody asked."""
+    told = "" if result.validation is None else result.validation.remark("site")
+    return told[:1].upper() + told[1:]
 
 
 def served(result: Result) -> str:
@@ -304,19 +310,21 @@ def _sites(result: Result) -> Section:
     if expected is None:
         return _unjudged(heading, table)
     scores, hoped = facts.scores[:, 0], expected[:, 0]
-    order = np.argsort(scores - hoped, kind="stable")
+    away = scores - hoped
+    order = np.argsort(away, kind="stable")
+    order, silent = order[np.isfinite(away[order])], np.flatnonzero(~np.isfinite(away))
+    whole = facts.log_likelihood
     text = [
-        f"Over all rows the log-likelihood is {facts.log_likelihood:.3f}. Beside that of a site "
-        "stands what the model leads one to expect of it: the log-likelihood of rows that the "
-        "model draws itself, with as many of each component as the site has, and with the same "
-        "values missing.",
+        (f"Over all rows the log-likelihood is {whole:.3f}. " if whole is not None else "")
+        + "Beside the log-likelihood of a site stands what the model leads one to expect of it: "
+        "that of rows that the model draws itself, with as many of each component as the site "
+        "has, and with the same values missing.",
         "A site is called badly served if its rows fall short of that by more than half the spread "
         "of single rows, and by more than three times what chance gives for its number of rows. "
         "Such a site may hold other people, other instruments or other units, and may need a "
         "component of its own, or a model of its own: emfed adapt makes one there, from this "
         "model and the site's rows.",
     ]
-    away = scores - hoped
     rows = [
         (
             table["worker"][i],
@@ -327,6 +335,10 @@ def _sites(result: Result) -> Section:
             "badly served" if table["badly_served"][i] else "well served",
         )
         for i in order.tolist()
+    ]
+    rows += [
+        (table["worker"][i], f"{table['rows'][i]:,}", "", "", "", "did not say")
+        for i in silent.tolist()
     ]
     columns = ("site", "rows", "log-likelihood per row", "expected", "difference", "verdict")
     drawn = order[_thin(len(order))]
@@ -346,7 +358,7 @@ def _validation(result: Result) -> list[Section]:
         "Mean log-likelihoods of rows that the models in question were not fitted to. Without: the "
         "common model fitted without the site. Common, adapted, alone: each row is scored by a fit "
         "to the site's other rows. A gain counts if it is three standard errors from none and at "
-        "least 0.02 nats a row. " + found.remark().capitalize()
+        "least 0.02 nats a row. " + _held_out(result)
     )
     table = found.table
     numbers = [["" if v is None else f"{v:.4f}" for v in table[n]] for n in list(table)[2:-1]]
@@ -377,7 +389,10 @@ def _unjudged(heading: str, table: dict[str, list[Any]]) -> Section:
         "component, or longer ones, have a lower one however well they fit."
     )
     told = [table[name] for name in ("worker", "rows", "log_likelihood")]
-    rows = [(name, f"{count:,}", f"{value:.3f}") for name, count, value in zip(*told, strict=True)]
+    rows = [
+        (name, f"{count:,}", "did not say" if value is None else f"{value:.3f}")
+        for name, count, value in zip(*told, strict=True)
+    ]
     return _folded(Section(heading, [text]), "Sites", ("site", "rows", "log-likelihood"), rows)
 
 
@@ -660,6 +675,6 @@ def _flat(card: Any, prefix: str = "") -> list[tuple[str, str]]:
         key = f"{prefix}{name}".replace("_", " ")
         if isinstance(value, dict):
             rows += _flat(value, f"{key} / ")
-        else:
-            rows.append((key, str(value)[:300]))
+        elif name != "tried":  # told above
+            rows.append((key, in_words(value)[:300]))
     return rows

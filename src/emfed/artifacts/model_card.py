@@ -175,7 +175,7 @@ def card_markdown(card: Mapping[str, Any]) -> str:
     """A card as Markdown: one heading a part, one line a fact."""
     lines = ["# Model card", ""]
     plain = {k: v for k, v in card.items() if not isinstance(v, Mapping)}
-    lines += [f"- {_words(name)}: {_value(value)}" for name, value in plain.items()]
+    lines += [f"- {_words(name)}: {in_words(value)}" for name, value in plain.items()]
     for name, part in card.items():
         if isinstance(part, Mapping):
             body = _traffic(part) if name == "bytes" else bullets(part)
@@ -189,7 +189,7 @@ def bullets(part: Mapping[str, Any], depth: int = 0) -> list[str]:
     for name, value in part.items():
         inner = _inner(value)
         if inner is None:
-            lines.append(f"{'  ' * depth}- {_words(name)}: {_value(value)}")
+            lines.append(f"{'  ' * depth}- {_words(name)}: {in_words(value)}")
         elif isinstance(inner, Mapping):
             lines += [f"{'  ' * depth}- {_words(name)}", *bullets(inner, depth + 1)]
         else:
@@ -217,11 +217,11 @@ def _rows(rows: Sequence[Mapping[str, Any]], depth: int) -> list[str]:
     lines = []
     for row in rows:
         if all(_inner(value) is None for value in row.values()):
-            told = "; ".join(f"{_words(name)} {_value(value)}" for name, value in row.items())
+            told = "; ".join(f"{_words(name)} {in_words(value)}" for name, value in row.items())
             lines.append(f"{'  ' * depth}- {told}")
         else:
             (name, value), *rest = row.items()
-            lines.append(f"{'  ' * depth}- {_words(name)}: {_value(value)}")
+            lines.append(f"{'  ' * depth}- {_words(name)}: {in_words(value)}")
             lines += bullets(dict(rest), depth + 1)
     return lines
 
@@ -240,14 +240,15 @@ def _words(name: str) -> str:
     return name.replace("_", " ").replace("squared H", "|H|²")
 
 
-def _value(value: Any) -> str:
+def in_words(value: Any) -> str:
+    """A setting as people write it."""
     if value is None:
         return "none"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
         return f"{value:.6g}"
-    if isinstance(value, Mapping):  # a family
-        more = [f"{_words(n)} {_value(v)}" for n, v in value.items() if n != "family"]
+    if isinstance(value, Mapping) and "family" in value:
+        more = [f"{_words(n)} {in_words(v)}" for n, v in value.items() if n != "family"]
         return f"{value['family']} ({', '.join(more)})" if more else str(value["family"])
-    return ", ".join(map(_value, value)) if isinstance(value, (list, tuple)) else str(value)
+    return ", ".join(map(in_words, value)) if isinstance(value, (list, tuple)) else str(value)

@@ -17,8 +17,8 @@ from emfed.artifacts.figures import DASHES, PALETTE, Figure, Panel, Series, rend
 
 NUMBER = re.compile(r"[-+−]?[\d,.]+(e[+-]?\d+)?%?( ± [\d,.]+)?$")
 """What a cell of numbers looks like."""
-DASH_ARRAYS = ["" if dash == "-" else " ".join(str(n) for n in dash[1]) for dash in DASHES]
-"""The dashes of figures, as SVG has them."""
+DASH_ARRAYS = ["" if dash == "-" else " ".join(f"{2 * n:g}" for n in dash[1]) for dash in DASHES]
+"""The dashes of figures, as SVG has them: in pixels, for lines that are two wide."""
 WORDY = 48
 """Characters beyond which a cell is a sentence."""
 

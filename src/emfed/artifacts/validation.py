@@ -84,14 +84,14 @@ class Validation:
             | {"verdict": verdicts}
         )
 
-    def remark(self) -> str:
-        """One sentence on all workers."""
+    def remark(self, who: str = "worker") -> str:
+        """One sentence on all workers, by the word that the reader knows them by."""
         better = [w for w, c in zip(self.workers, self.clear.any(axis=1), strict=True) if c]
         if not better:
-            return "held-out rows: the common model serves every worker."
+            return f"held-out rows: the common model serves every {who}."
         named = ", ".join(better[:8]) + (", ..." if len(better) > 8 else "")
         return (
-            f"held-out rows: {len(better)} of {len(self.workers)} workers would gain from a model "
+            f"held-out rows: {len(better)} of {len(self.workers)} {who}s would gain from a model "
             f"of their own ({named}): see Result.adapt, `emfed adapt`."
         )
 

@@ -31,7 +31,6 @@ DATA, MODEL, ALGORITHM, LIMITS = "Data", "Model", "Algorithm", "Limits (the firs
 ModelFile = Annotated[str, typer.Argument(metavar="MODEL", help="A model file.")]
 Title = Annotated[str | None, option("Report title.", OUTPUT, "TEXT")]
 NAMES = {
-    "model": ("gaussian-mixture", "mixed-mixture", "factor-analysis", "ppca", "regression-mixture"),
     "covariance_type": ("full", "diag", "spherical", "tied"),
     "algorithm": ("auto", "em", "FedEM", "VR-FedEM"),
     "weights": ("samples", "uniform"),
@@ -42,6 +41,12 @@ NAMES = {
 
 def _complete(option: str) -> Any:
     return lambda: list(NAMES[option])
+
+
+def _complete_model() -> list[str]:
+    from emfed.models import MODELS
+
+    return list(MODELS)
 
 
 def _read_config(context: typer.Context, path: Path | None) -> Path | None:
@@ -119,24 +124,35 @@ def fit(
     decimal: Decimal = ".",
     encoding: Encoding = "utf-8",
     n_components: Annotated[
-        str,
+        str | None,
         option(
-            "A number, or a range like 2:8 to choose from by BIC.",
+            "A number, or a range like 2:8 to choose from by BIC; 2 if left out.",
             MODEL,
             "K",
             names="--n-components -k",
         ),
-    ] = "2",
+    ] = None,
     model: Annotated[
         str,
         option(
-            "gaussian-mixture, mixed-mixture (columns of any type), factor-analysis, ppca or "
-            "regression-mixture.",
+            "gaussian-mixture, mixed-mixture (columns of any type), factor-analysis, ppca, "
+            "regression-mixture, k-means, row-owner (low rank), or one that was registered by what "
+            "`emfed --import` names.",
             MODEL,
             "NAME",
-            autocompletion=_complete("model"),
+            autocompletion=_complete_model,
         ),
     ] = "gaussian-mixture",
+    more: Annotated[
+        list[str] | None,
+        option(
+            "Any other setting of the model or of the fit, as in rank=2 or criterion=icl; it may "
+            "be given several times.",
+            MODEL,
+            "NAME=VALUE",
+            names="--set",
+        ),
+    ] = None,
     covariance_type: Annotated[
         str | None,
         option(

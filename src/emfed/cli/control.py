@@ -59,6 +59,15 @@ def extend(
     rounds: Annotated[int, typer.Argument(min=1, help="The new limit on rounds, in all.")],
 ) -> None:
     """Set another limit on rounds; a run that ended at its limit goes on with `emfed serve`."""
+    from emfed.core.errors import SettingsError
+    from emfed.network.deployment.status import read_status
+
+    made = read_status(folder_of(where)).get("round", 0)
+    if rounds <= made:
+        raise SettingsError(
+            f"the run has made {made} rounds: say a limit above that, or end it with `emfed "
+            "control finish`."
+        )
     _order(where, f"the limit is {rounds} rounds", rounds=rounds, finish=False)
 
 
@@ -71,14 +80,14 @@ def expel(
     why: Annotated[str, option("Words for the log and for people.")] = "",
 ) -> None:
     """Take a site out: from the next round on its rows do not count."""
-    from emfed.network.deployment.orders import read_orders
+    from emfed.network.addresses import printable
     from emfed.network.deployment.status import read_status
 
-    out, known = read_orders(folder_of(where)).expelled, read_status(folder_of(where)).get("sites")
+    known = read_status(folder_of(where)).get("sites")
     if known and site not in known:
         typer.echo(f"emfed: no site {site!r} was here; known are {', '.join(known)}", err=True)
-    words = f"expelled by the operator{': ' * bool(why)}{why}"
-    _order(where, f"{site} is out", expelled={**out, site: words})
+    words = printable(f"expelled by the operator{': ' * bool(why)}{why}")
+    _order(where, f"{site} is out", expel={site: words})
 
 
 @control_app.command(cls=Command, epilog=examples("emfed control readmit run.toml oslo"))
@@ -86,6 +95,6 @@ def readmit(where: Where, site: SiteName) -> None:
     """Let a site that was expelled take part again."""
     from emfed.network.deployment.orders import read_orders
 
-    out = dict(read_orders(folder_of(where)).expelled)
-    known = out.pop(site, None) is not None
-    _order(where, f"{site} may take part" if known else f"{site} was not expelled", expelled=out)
+    known = site in read_orders(folder_of(where)).expelled
+    words = f"{site} may take part" if known else f"{site} was not expelled"
+    _order(where, words, expel={site: None})

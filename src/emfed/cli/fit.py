@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import json
+import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,7 @@ from emfed.cli.commands import NAMES
 from emfed.cli.help import Options, spoken
 from emfed.cli.intake import Intake, read_workers
 from emfed.cli.tables import PIPE, check_output
+from emfed.core.configuration import nearest
 from emfed.core.errors import SettingsError
 from emfed.data.placing import check_precision, to_device
 from emfed.fitting.driver import Watch, threads_of
@@ -23,24 +27,25 @@ from emfed.fitting.driver import run_fit as drive
 from emfed.fitting.progress import progress
 from emfed.fitting.selection import with_setting
 from emfed.fitting.settings import FitSettings, read_range
-from emfed.fitting.words import read_words
+from emfed.fitting.words import WORDS, read_words
+from emfed.models import MODELS
 from emfed.network import StackedFederation
 
-FACTORS = 2
-"""Factors of a factor analysis where the user gives no number."""
+COMPONENTS, FACTORS = "2", 2
+"""Components of a mixture and factors of a factor analysis where the user gives no number."""
 
 
 def run_fit(options: Options) -> tuple[bool, bool]:
     """Read, fit, write, print; returns whether it was interrupted and whether it converged."""
     _check(options)
     intake = read_workers(options, options.data, options.types)
-    _check_holes(intake, options)
     settings = make_settings(options, intake)
+    _check_holes(intake, settings)
     path = None if options.checkpoint is None else Path(options.checkpoint)
     silent = options.quiet or options.json_output
     with (
         threads_of(options.threads),
-        contextlib.nullcontext() if silent else progress(settings) as show,
+        contextlib.nullcontext() if silent else progress(settings.limits) as show,
     ):
         watch = Watch((show,) if show else (), None, path, 100, options.resume, curve=options.curve)
         workers = to_device(intake.workers, options.device, options.precision)
@@ -80,26 +85,26 @@ def _check(options: Options) -> None:
     check_output(options.out, "--out", (), data)
     if options.report is not None:
         check_output(options.report, "--report", (".html",), [*data, options.out])
-    if options.types is not None and options.model not in ("gaussian-mixture", "mixed-mixture"):
-        raise SettingsError(f"--types goes with --model mixed-mixture, not {options.model}.")
     _check_applies(options)
     if options.resume and options.checkpoint is None:
         raise SettingsError("--resume needs --checkpoint, the file to go on from.")
-    if options.model == "regression-mixture" and options.target is None:
+    if kind_of(options) == "regression-mixture" and options.target is None:
         raise SettingsError("--model regression-mixture needs --target, the column to explain.")
-    read_range(options.n_components, "--n-components")
+    read_range(options.n_components or COMPONENTS, "--n-components")
     check_precision(options.device, options.precision)
-    _settings(options, {"kind": "gaussian-mixture"})  # whatever the model: it needs the columns
+    _, fit = _given(options)  # whatever the model: it may need the columns
+    _settings(options, {"kind": "gaussian-mixture", "n_components": 1}, fit)
 
 
 OF_MODELS = {
-    "covariance_type": ("gaussian-mixture",),
-    "covariance_floor": ("gaussian-mixture",),
-    "missing": ("gaussian-mixture", "mixed-mixture"),
-    "factors": ("factor-analysis", "ppca"),
-    "target": ("regression-mixture",),
+    "n_components": "n_components",
+    "covariance_type": "covariance_type",
+    "covariance_floor": "covariance_floor",
+    "missing": "missing",
+    "factors": "n_factors",
+    "target": "target",
 }
-"""Options that speak of some models only."""
+"""Options that are settings of models, by their names there: a model that has one takes it."""
 OF_ALGORITHMS = {
     "follow_em": ("auto",),
     "compressor": ("FedEM", "VR-FedEM"),
@@ -107,65 +112,109 @@ OF_ALGORITHMS = {
 }
 
 
+def kind_of(options: Options) -> str:
+    """The name of the model; --types makes it a mixture of columns of any family."""
+    known = {name.lower(): name for name in MODELS}
+    kind = known.get(options.model.lower())
+    if kind is None:
+        raise SettingsError(
+            f"--model: unknown {options.model!r}; {nearest(options.model, list(known))}"
+        )
+    if options.types is None:
+        return kind
+    if kind not in ("gaussian-mixture", "mixed-mixture"):
+        raise SettingsError(f"--types goes with --model mixed-mixture, not {kind}.")
+    return "mixed-mixture"
+
+
+def words_of(kind: str) -> Mapping[str, Any]:
+    """The settings that a registered model takes, by name."""
+    return inspect.signature(MODELS[kind]).parameters
+
+
 def _check_applies(options: Options) -> None:
     """Refuse what would have no effect: whoever says it expects one."""
-    model = "mixed-mixture" if options.types is not None else options.model
-    why = " (which --types makes it)" if options.types is not None else ""
+    kind = kind_of(options)
+    why = "" if options.types is None else " (which --types makes it)"
+    of_models = {
+        name: [model for model in MODELS if word in words_of(model)]
+        for name, word in OF_MODELS.items()
+    }
     for what, chosen, table in (
-        ("model", model, OF_MODELS),
+        ("model", kind, of_models),
         ("algorithm", options.algorithm, OF_ALGORITHMS),
     ):
         for name, fitting in table.items():
-            if getattr(options, name) and chosen.lower() not in {f.lower() for f in fitting}:
+            value = getattr(options, name)
+            said = value is not None and value is not False
+            if said and chosen.lower() not in {f.lower() for f in fitting}:
                 raise SettingsError(
                     f"--{name.replace('_', '-')} goes with --{what} {' or '.join(fitting)}, not "
                     f"with {chosen}{why if what == 'model' else ''}: leave it out, or choose that."
                 )
 
 
-def _check_holes(intake: Intake, options: Options) -> None:
+def _check_holes(intake: Intake, settings: FitSettings) -> None:
     """Missing values that no option speaks of, in the words of the command line."""
-    rows = getattr(intake.workers, "rows", None)
-    allowed = options.missing or intake.families or options.model == "mixed-mixture"
-    if allowed or not isinstance(rows, np.ndarray):
+    workers = intake.workers
+    rows = getattr(workers, "rows", None)
+    if settings.candidates()[0].allows_missing or not isinstance(rows, np.ndarray):
         return
-    holes = np.isnan(rows)
-    if holes.any():
-        column = intake.columns[int(np.flatnonzero(holes.any(axis=0))[0])]
+    places = np.argwhere(np.isnan(rows))
+    if len(places):
+        row, column = map(int, places[0])
+        worker = int(np.searchsorted(np.cumsum(workers.counts), row, side="right"))
+        line = workers.row_name(worker, row - int(workers.counts[:worker].sum()))
+        count = (
+            "one cell is empty, in"
+            if len(places) == 1
+            else f"{len(places)} cells are empty, one in"
+        )
         raise SettingsError(
-            f"{int(holes.sum())} cells are empty, the first in column {column!r}: say --missing "
-            "if they are missing at random, or leave those columns or rows out."
+            f"{count} {line}, column {intake.columns[column]!r}: say --missing if they are missing "
+            "at random, or leave those columns or rows out."
         )
 
 
 def make_settings(options: Options, intake: Intake) -> FitSettings:
     """The settings that the options describe."""
-    model: dict[str, Any] = {"kind": options.model}
-    if intake.families or options.model == "mixed-mixture":
-        families: Any = intake.families or dict.fromkeys(intake.columns, "gaussian")
-        model |= {"kind": "mixed-mixture", "families": families}
-    elif options.model == "gaussian-mixture":
-        covariance = options.covariance_type or "full"
-        model |= {"covariance_type": covariance, "missing": options.missing}
-        if options.covariance_floor is not None:
-            model |= {"covariance_floor": options.covariance_floor}
-    elif options.model in ("factor-analysis", "ppca"):
-        model |= {"n_factors": options.factors or FACTORS}
-    else:
-        if options.target not in intake.columns:
-            raise SettingsError(f"--target {options.target!r} is not among the columns used.")
-        model |= {"target": intake.columns.index(options.target)}
-    return _settings(options, model)
+    kind = kind_of(options)
+    own, fit = _given(options)
+    asked = {word: getattr(options, name) for name, word in OF_MODELS.items()}
+    asked |= {"missing": options.missing or None, "families": intake.families or None}
+    first = {"n_components": COMPONENTS, "n_factors": FACTORS, "families": "gaussian"}
+    takes = words_of(kind)
+    words = {**{n: v for n, v in first.items() if n in takes}, **own}
+    words |= {name: value for name, value in asked.items() if value is not None}
+    return _settings(options, {"kind": kind, **words}, fit)
 
 
-def _settings(options: Options, model: dict[str, Any]) -> FitSettings:
+def _given(options: Options) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What --set says of the model, and of the fit."""
+    model: dict[str, Any] = {}
+    fit: dict[str, Any] = {}
+    for said in options.more or ():
+        name, equals, value = said.partition("=")
+        name = name.strip().replace("-", "_")
+        if not (equals and name):
+            raise SettingsError(f"--set takes NAME=VALUE, as in rank=2; got {said!r}.")
+        if name in (*OF_MODELS.values(), *SETTINGS):
+            raise SettingsError(f"--set {name}: it has an option of its own; see emfed fit --help.")
+        try:
+            read = tomllib.loads(f"value = {value}")["value"]
+        except tomllib.TOMLDecodeError:
+            read = value.strip()  # a word without quotes
+        (fit if name in WORDS else model)[name] = read
+    return model, fit
+
+
+def _settings(options: Options, model: dict[str, Any], more: dict[str, Any]) -> FitSettings:
     algorithm = {
         "kind": options.algorithm,
         **{n: v for n in ("compressor", "batch_size") if (v := getattr(options, n)) is not None},
     }
-    fit = {name: getattr(options, name) for name in SETTINGS}
-    model = model | {"n_components": options.n_components}
-    return read_words(model, algorithm, fit | {"scores": True})
+    fit = {name: getattr(options, name) for name in SETTINGS} | {"scores": True} | more
+    return read_words(model, algorithm, fit)
 
 
 SETTINGS = (

@@ -78,10 +78,13 @@ OPTIONS = {name: name.replace("_", "-") for name in SAME} | {
 ELSEWHERE = {
     "in_metric=True, ": "",
     "a smaller step_size, ": "",
-    "with Columns(...)": "with --site, --date, --value, --observer and --worker",
+    "with ColumnNames(...)": "with --site, --date, --value, --observer and --worker",
     "bad_rows='skip'": "--skip-bad",
     "duplicates='keep'": "--keep-duplicates",
     "with species=": "with --species",
+    "import the module that calls emfed.models.register_model on it, then load again": (
+        "name the module that registers it, as in emfed --import MODULE"
+    ),
 }
 """Advice that only Python and run.toml can follow, and what is said here in its place."""
 

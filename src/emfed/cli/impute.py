@@ -11,8 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from emfed.algorithms import Bernoulli, Everyone
-from emfed.cli.help import Options
+from emfed.cli.help import Options, spoken
 from emfed.compressors.words import parse_compressor
 from emfed.core.errors import DataError, EmfedWarning, SettingsError
 from emfed.core.records import RoundRecord
@@ -21,6 +20,7 @@ from emfed.imputation import (
     ColumnNames,
     FieldTable,
     Imputation,
+    IntakeReport,
     impute,
     read_ebird,
     read_records,
@@ -41,7 +41,7 @@ def run_impute(options: Options) -> bool:
         with console.status("reading the records"):
             table = _read(options)
         result = _fit(table, options, console)
-    remarks = [str(w.message) for w in caught if issubclass(w.category, EmfedWarning)]
+    remarks = [spoken(str(w.message)) for w in caught if issubclass(w.category, EmfedWarning)]
     summary = _summary(result, options, remarks)
     _write(result, summary, options)
     if options.json_output:
@@ -111,14 +111,13 @@ def _read(options: Options) -> FieldTable:
 
 SETTINGS = (
     *("mode", "rank", "penalty", "smoothing", "seasonality", "spatial", "covariate_penalty"),
-    *("draws", "rounds", "seed"),
+    *("draws", "rounds", "seed", "participation"),
 )
 """Options that `impute` takes under the same name."""
 
 
 def _fit(table: FieldTable, options: Options, console: Console) -> Imputation:
     chosen = options.compressor
-    share = options.participation
     bar = Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -146,7 +145,6 @@ def _fit(table: FieldTable, options: Options, console: Console) -> Imputation:
             coordinates=_frame(options.coordinates),
             site_covariates=_frame(options.site_covariates),
             time_covariates=_frame(options.time_covariates),
-            participation=Everyone() if share == 1 else Bernoulli(share),
             compressor=None if chosen is None else parse_compressor(chosen),
             callbacks=[show],
             progress=stage,
@@ -194,7 +192,11 @@ def _write(result: Imputation, summary: dict[str, Any], options: Options) -> Non
         strata = _frame(options.strata)
         index = result.index(options.base, options.level, strata=strata, least=options.least)
         index.write([out / "index.csv", out / "index.parquet", out / "index.png"])
-        summary["slopes"] = index.slopes
+        summary["slopes"] = [
+            {key: None if value != value else value for key, value in slope.items()}  # no NaN
+            | {"words": index.words(slope)}
+            for slope in index.slopes
+        ]
     places = None
     if options.coordinates is not None:
         where, _ = places_of(_frame(options.coordinates), result.table.sites)
@@ -210,6 +212,20 @@ def _write(result: Imputation, summary: dict[str, Any], options: Options) -> Non
         result.write(Path(options.filled), options.level)
 
 
+def _intake(intake: IntakeReport) -> dict[str, int]:
+    """What became of the rows, in words."""
+    return {
+        "zeros from complete checklists": intake.zeros,
+        "added up: subspecies": intake.summed,
+        "left out: without a value": intake.missing,
+        "left out: bad rows": sum(intake.bad.values()),
+        "left out: incomplete checklists": intake.incomplete,
+        "left out: shared with a group": intake.shared,
+        "left out: X, present and not counted": intake.uncounted,
+        **{f"left out: {why}": number for why, number in intake.filtered.items()},
+    }
+
+
 def _print(console: Console, result: Imputation, summary: dict[str, Any], options: Options) -> None:
     table = Table(title=f"{summary['sites']} sites x {summary['times']} times", show_header=False)
     cells = summary["sites"] * summary["times"]
@@ -217,9 +233,7 @@ def _print(console: Console, result: Imputation, summary: dict[str, Any], option
     for name, value in (
         ("from, to", f"{summary['first']}, {summary['last']}"),
         ("records read, used", f"{intake.rows}, {intake.used}"),
-        ("without a value", str(intake.missing)),
-        ("bad rows left out", str(sum(intake.bad.values()))),
-        *((f"left out: {why}", str(number)) for why, number in intake.filtered.items()),
+        *((what, str(number)) for what, number in _intake(intake).items() if number),
         (
             "cells observed",
             f"{summary['observed_cells']} ({summary['observed_cells'] / cells:.2%})",
@@ -239,8 +253,7 @@ def _print(console: Console, result: Imputation, summary: dict[str, Any], option
         told = f"skill of observers: 1 +- {summary['observers']['spread']:.2g} among them"
         console.print(told, highlight=False)
     for row in summary.get("slopes", []):
-        told = f"{row['stratum']}: {row['slope']:.3f} a year ({row['class']})"
-        console.print(told, highlight=False)
+        console.print(f"{row['stratum']}: {row['words']}", highlight=False)
     for remark in summary["remarks"]:
         console.print(f"note: {remark}", highlight=False)
     console.print(f"report.html, trend, index, records and summary.json are in {options.out}/")

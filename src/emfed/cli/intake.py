@@ -29,7 +29,7 @@ class Intake:
     workers: Any
     columns: tuple[str, ...]
     families: Mapping[str, Any] = field(default_factory=dict)
-    """The family of every column, where some were given."""
+    """The family of columns that are not Gaussian."""
     categories: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Names of categories in the order of their codes."""
 
@@ -61,7 +61,7 @@ def read_workers(options: Options, paths: Sequence[str], types: str | None = Non
         workers = as_workers(tables if len(tables) > 1 else only)
     if all(path == PIPE or file_format(Path(path)) != "parquet" for path in paths):
         workers = of_file(workers, FIRST_LINE)
-    families = _families(wanted, given, categories) if given else {}
+    families = {name: _family(name, said, categories) for name, said in given.items()}
     return Intake(workers, tuple(wanted), families, categories)
 
 
@@ -154,17 +154,11 @@ def _labels(series: Any, groups: str, where: str) -> Any:
     return np.array(labels.to_list())
 
 
-def _families(
-    wanted: Sequence[str], given: Mapping[str, str], categories: Mapping[str, Sequence[str]]
-) -> dict[str, Any]:
-    """A family for every column: Gaussian where nothing else was said."""
-    found: dict[str, Any] = {}
-    for name in wanted:
-        kind, _, exposure = given.get(name, "gaussian").partition(":")
-        if kind == "categorical":
-            if len(categories[name]) < 2:
-                raise DataError(f"column {name!r} has one category only: leave it out.")
-            found[name] = Categorical(len(categories[name]))
-        else:
-            found[name] = Poisson(exposure=exposure) if exposure else kind
-    return found
+def _family(name: str, said: str, categories: Mapping[str, Sequence[str]]) -> Any:
+    """The family of a column that --types names."""
+    kind, _, exposure = said.partition(":")
+    if kind == "categorical":
+        if len(categories[name]) < 2:
+            raise DataError(f"column {name!r} has one category only: leave it out.")
+        return Categorical(len(categories[name]))
+    return Poisson(exposure=exposure) if exposure else kind

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import sys
+from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -63,8 +65,25 @@ def _root(
     version: Annotated[
         bool, switch("--version", "Print the version.", callback=_version, is_eager=True)
     ] = False,
+    modules: Annotated[
+        list[str] | None,
+        option(
+            "Import a Python module first, from this folder too: one that registers models of your "
+            "own (docs/your-own-model.md). It may be given several times.",
+            metavar="MODULE",
+            names="--import",
+        ),
+    ] = None,
 ) -> None:
-    pass
+    from emfed.core.errors import SettingsError
+
+    for name in modules or ():
+        here = str(Path.cwd())
+        sys.path[:0] = [] if here in sys.path else [here]
+        try:
+            import_module(name)
+        except ImportError as error:
+            raise SettingsError(f"--import {name}: {error}.") from None
 
 
 commands.register(app)
@@ -410,7 +429,9 @@ def main(arguments: list[str] | None = None) -> None:
     from emfed.core.errors import EmfedError, ParticipationError, SettingsError
 
     # A server's settings stand in run.toml, and are spoken of as there.
-    own = (sys.argv[1:] if arguments is None else arguments)[:1] != ["serve"]
+    given = sys.argv[1:] if arguments is None else arguments
+    words = (w for before, w in pairwise(["", *given]) if before != "--import" and w[:1] != "-")
+    own = next(words, "") != "serve"
     try:
         code = app(arguments, prog_name="emfed", standalone_mode=False)
     except _UsageError as error:

@@ -120,6 +120,11 @@ class Metric(ABC):
         """
         return 1.0
 
+    @property
+    def in_nats(self) -> bool:
+        """Whether |v|^2 / 2 is, to second order, what a move v is worth in nats a sample."""
+        return True
+
 
 class IdentityMetric(Metric):
     """The Euclidean metric of R^q, the one of the paper."""
@@ -129,6 +134,11 @@ class IdentityMetric(Metric):
         return vectors
 
     unwhiten = whiten
+
+    @property
+    def in_nats(self) -> bool:
+        """Lengths have the unit of the statistics."""
+        return False
 
 
 class Model(ABC):
@@ -608,7 +618,7 @@ class Algorithm(ABC):
 
     def lattice(self, state: ServerState, workers: int) -> Lattice:
         """What workers round to in the next round, where only their sum is told."""
-        return Lattice.fine(workers, 0.0)
+        return Lattice.fine(0.0)
 
     @abstractmethod
     def state_fields(self, q: int) -> dict[str, StateField]:

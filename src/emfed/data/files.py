@@ -168,7 +168,7 @@ def _read_sheet(content: bytes, where: str) -> Any:
         frame.columns = names
         return frame
     raise ExtraError(
-        f"{where}: reading .xlsx takes an engine: pip install 'emfed[excel]', or save it as CSV."
+        f"{where}: reading .xlsx takes an engine: pip install fastexcel, or save it as CSV."
     )
 
 
@@ -269,7 +269,8 @@ def _check_lengths(text: str, separator: str, width: int, where: str) -> None:
             hint = (
                 "quote cells that hold the separator"
                 if len(row) > width
-                else "the file may be cut short; an empty cell still needs its separator"
+                else "the file may be cut short, or a quote not closed; an empty cell needs its "
+                "separator, too"
             )
             raise DataError(
                 f"{where}, line {reader.line_num}: {what}, where the header has {width}: {hint}."

@@ -22,7 +22,7 @@ import numpy as np
 
 from emfed.artifacts.result import criterion
 from emfed.core.errors import ParticipationError
-from emfed.core.protocols import FloatArray, IdentityMetric, View, free_parameters
+from emfed.core.protocols import FloatArray, View, free_parameters
 from emfed.core.records import Records, RoundRecord
 from emfed.fitting.rounds import Run, under
 from emfed.fitting.selection import debt
@@ -101,7 +101,7 @@ class Candidates:
         self._run, self._asked = run, run.state.statistics
         self._before = self._asked
         metrics = run.model.metric(run.params).metrics
-        self._drops &= not any(isinstance(metric, IdentityMetric) for metric in metrics)
+        self._drops &= all(metric.in_nats for metric in metrics)
         self._told = [Records() for _ in metrics]
         self._next, self._bound = FIRST, run.session.bound
 

@@ -33,7 +33,6 @@ from emfed.core.protocols import (
     Algorithm,
     Federation,
     FloatArray,
-    NamesColumns,
     SplitsComponents,
     View,
 )
@@ -63,7 +62,7 @@ from emfed.fitting.validation import with_validation
 from emfed.models.binding import Bound
 from emfed.models.devices import Precision
 from emfed.models.side_by_side import MOST_PARTS, SideBySide, SideBySideParameters
-from emfed.network import FEDERATIONS, InProcessFederation, RayFederation, RemoteFederation
+from emfed.network import FEDERATIONS, InProcessFederation, RayFederation
 from emfed.network.self_check import of_workers
 
 FederationName = Literal["stacked", "loop", "ray"] | Federation
@@ -235,7 +234,7 @@ def _settled_course(
     """Go on while a component without rows can be put elsewhere; undo a run that did only harm."""
     run, stop, climb, stopped = course.run, course.stop, course.climb, course.stopped
     alone = all(hook is not course.candidates for hook in own)
-    while alone and stopped == "nats" and _reseed(run):
+    while alone and stopped in ("nats", "tolerance") and _reseed(run):
         for hook in own:
             hook.attach(run)
         stopped = _until(run, stop, hooks, watch, climb)
@@ -337,11 +336,7 @@ def open_session(
     settings: FitSettings, federation: Federation, remarks: list[str], count_bytes: bool = True
 ) -> tuple[Session, tuple[int, ...]]:
     """The opening exchange, and which candidates the rows can have; ``remarks`` name the others."""
-    models, names = settings.candidates(), settings.columns
-    if names is None and isinstance(federation, (InProcessFederation, RemoteFederation)):
-        names = federation.columns
-    if names is not None:
-        models = tuple(m.among(names) if isinstance(m, NamesColumns) else m for m in models)
+    models = settings.candidates()
     model = models[0] if len(models) == 1 else SideBySide(models, watched=False)
     session = Session(
         model,
@@ -473,7 +468,8 @@ def _reseed(run: Run) -> bool:
     if not isinstance(model, SplitsComponents):
         return False
     statistics[cut] = model.split(statistics[cut], empty, run.reseeds)
-    if not run.model.inside(statistics):
+    moved = not np.array_equal(statistics, run.state.statistics)
+    if not (moved and run.model.inside(statistics)):
         return False
     run.reseeds += 1
     run.restart(statistics)
@@ -803,20 +799,18 @@ def fit(
     with (
         threads_of(threads),
         federation_of(federation, data, groups, sample_weight, device, precision) as network,
-        shown(given, watch, verbose) as watched,
+        shown(given.limits, watch, verbose) as watched,
     ):
         return warned(run_fit(given, network, watched)).result
 
 
 @contextlib.contextmanager
-def shown(
-    settings: FitSettings, watch: Watch, verbose: bool, title: str = "fit"
-) -> Iterator[Watch]:
+def shown(stop: Stop, watch: Watch, verbose: bool, title: str = "fit") -> Iterator[Watch]:
     """Who looks at a fit, with a bar beside them where the user wants one."""
     if not verbose:
         yield watch
         return
-    with progress(settings, title, always=True) as show:
+    with progress(stop, title, always=True) as show:
         yield replace(watch, callbacks=(show, *watch.callbacks))
 
 
@@ -894,7 +888,7 @@ def select_components(
     with (
         threads_of(threads),
         federation_of(federation, data, groups, sample_weight, device, precision) as network,
-        shown(given, watch, verbose) as watched,
+        shown(given.limits, watch, verbose) as watched,
     ):
         fitted = warned(run_fit(given, network, watched))
     if fitted.selection is None:  # one number alone was left to try

@@ -30,7 +30,7 @@ from emfed.core.storage import load_checkpoint, remove_torn, save_checkpoint
 from emfed.fitting.driver import Fitted, Watch, run_fit
 from emfed.fitting.settings import ROUNDS, FitSettings, worker_weights
 from emfed.fitting.stopping import Callback
-from emfed.models.binding import Bound
+from emfed.models.binding import Bound, of_columns
 from emfed.models.side_by_side import SideBySide
 from emfed.network import LocalTransport, RemoteFederation, Site, SiteRules, Transport
 from emfed.network.membership import Members
@@ -314,7 +314,9 @@ def _reached(settings: FitSettings, folder: Path) -> FitSettings:
     models = settings.candidates()
     model = models[0] if len(models) == 1 else SideBySide(models, watched=False)
     totals = opening.counts if opening.totals is None else opening.totals
-    bound = Bound.told(model, opening, worker_weights(settings.weights, totals))
+    bound = Bound.told(
+        of_columns(model, opening.columns), opening, worker_weights(settings.weights, totals)
+    )
     viewed = bound.view(view)
     params: Any = viewed.to_user(viewed.maximize(statistics))
     given: dict[str, Any] = {"n_init": 1, "start_statistics": "expected"}

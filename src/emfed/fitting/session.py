@@ -27,7 +27,7 @@ from emfed.core.protocols import (
 )
 from emfed.core.wire import encode_numbers, is_grid
 from emfed.fitting.settings import worker_weights
-from emfed.models.binding import Bound
+from emfed.models.binding import Bound, of_columns
 from emfed.models.naming import columns_named
 from emfed.network.inprocess import answer_width
 from emfed.network.masking import SMALLEST_SET
@@ -159,7 +159,7 @@ class Session:
         rounded: bool = False,
         patience: int | None = None,
     ) -> None:
-        self.model, self.federation, self.seed = model, federation, seed
+        self.federation, self.seed = federation, seed
         federation.masks = federation.masks_by_default if masks is None else masks
         federation.uniform = isinstance(weights, str) and weights == "uniform"
         own = not isinstance(weights, str)
@@ -172,11 +172,12 @@ class Session:
         self._rounded = rounded and not federation.masks  # sums of integers are rounded already
         self.patience = patience
         opening = federation.open(model, columns, self._rounded)
+        self.model = of_columns(model, opening.columns)
         self.masks = federation.masks
         """Whether workers round to a common lattice, and a network is told sums alone."""
         self._rounded = self._rounded and not self.masks  # a run that goes on keeps its own way
         if self.masks and opening.whole is None:  # a simulation adds up as a network does
-            opening = add_up_opening(model, opening, federation.uniform)
+            opening = add_up_opening(self.model, opening, federation.uniform)
         self.opening = self._first = opening
         self.counts, self._all = opening.counts, (opening.counts, opening.totals)
         self._totals = opening.counts if opening.totals is None else opening.totals

@@ -25,6 +25,7 @@ RANKS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """Tried upward until two in a row do not pay. A weekly table gained 2% at rank 24."""
 ABOUT = 36
 """Structures that a search tries, roughly: for those who show how far it is."""
+_STAGE = "choosing rank and penalties"
 SHARES = (0.1, 0.2, 0.35, 0.6, 1.0)
 """Penalties of the factors, in units of the largest singular value that noise alone would have."""
 EFFECTS = (0.1, 0.5, 2.0)
@@ -135,7 +136,7 @@ class Search:
                 total += float(self.family.deviance(theta, out.sums, out.weights).sum())
             self.tried[structure] = total / float(self.cells.weights.sum())
             share = len(self.tried) / (len(self.tried) + max(2, ABOUT - len(self.tried)))
-            self.report("choosing rank and penalties", share)
+            self.report(_STAGE, share)
             logger.debug("%s: held-out deviance %.5f", structure, self.tried[structure])
         return self.tried[structure]
 
@@ -213,6 +214,7 @@ class Search:
             self.interrupted = True
             plain = Structure(rank=rank or 0, effects=effects)
             best = min(self.tried, key=lambda one: self.tried[one], default=plain)
+        self.report(_STAGE, 1.0)
         return Choice(best, tuple(self.tried.items()))
 
     def _search(

@@ -202,6 +202,8 @@ def read_ebird(
     if not family.counts:
         limits = replace(limits, effort=())
     files = [observations] if sampling is None else [observations, sampling]
+    for path, more in zip(files, ((*_SPECIES, _COUNT), ()), strict=False):
+        _check_format(path, (*more, *_PLACE, *_EVENT))
     present = [name for name in _EFFORT if all(name in columns_in(path) for path in files)]
     effort = _EffortOf(limits, present)
     source, _ = scan(
@@ -213,6 +215,17 @@ def read_ebird(
     if sampling is not None:
         kept, extra = _with_absences(kept, (sampling, region), seen, extra, effort)
     return reduce_records(kept, settings, "line", extra)
+
+
+def _check_format(path: str | Path, names: Sequence[str]) -> None:
+    """Refuse a file of another kind."""
+    found = columns_in(path)
+    absent = [name for name in names if name not in found]
+    if absent:
+        raise DataError(
+            f"{path}: no column {absent[0]!r}, which the eBird Basic Dataset has; there are "
+            f"{', '.join(map(repr, found[:12]))}."
+        )
 
 
 @dataclass(frozen=True)

@@ -63,10 +63,11 @@ class Effort:
     overdispersion: float = 1.0
 
     def describe(self) -> list[dict[str, Any]]:
-        """One row per covariate."""
-        columns = (self.names, self.coefficients, self.errors, self.centre)
+        """One row per covariate that varies."""
         keys = ("name", "coefficient", "error", "centre")
-        return [dict(zip(keys, row, strict=True)) for row in zip(*columns, strict=True)]
+        columns = (self.names, self.coefficients, self.errors, self.centre)
+        rows = (row for row in zip(*columns, strict=True) if row[2] > 0)
+        return [dict(zip(keys, row, strict=True)) for row in rows]
 
     def exposure(self, values: FloatArray) -> FloatArray:
         """How many records of the central effort each record is worth."""
@@ -79,7 +80,7 @@ def fit_effort(
 ) -> Effort:
     """beta by Newton steps on covariates without their site and time parts."""
     centre, spread = np.median(values, axis=0), values.std(axis=0)
-    keep = spread > 0
+    keep = spread > 1e-9 * (1 + np.abs(centre))  # what does not vary has rounding for a spread
     x = (values[:, keep] - centre[keep]) / np.where(keep, spread, 1.0)[keep]
     beta, effects = np.zeros(x.shape[1]), _Effects(site, time)
     if counts.sum() == 0:

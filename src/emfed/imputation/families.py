@@ -18,13 +18,15 @@ from abc import ABC, abstractmethod
 from typing import Any, ClassVar, Literal, NamedTuple, final
 
 import numpy as np
-from scipy.special import expit, gammaln, logit, ndtr, ndtri, xlogy
+from scipy.special import digamma, expit, gammaln, logit, ndtr, ndtri, xlogy
 
 from emfed.core.errors import SettingsError
 from emfed.core.protocols import BoolArray, FloatArray
 
 _LARGEST = 30.0
 """|theta| beyond which a log-intensity or log-odds is taken as this: e^30 is no count."""
+_FALLEN = 10.0
+"""The largest logarithm of a count's spread, relative to that of a typical count."""
 
 
 class CellMoments(NamedTuple):
@@ -102,13 +104,13 @@ class CellFamily(ABC):
         """The expected record given theta, in the user's scale."""
         return self.mean(theta)
 
-    def record_variance(self, theta: FloatArray, spread: float) -> FloatArray:
+    def record_variance(self, theta: FloatArray, spread: float | FloatArray) -> FloatArray:
         """The variance of a record given theta, in the user's scale."""
         return self.variance(theta)
 
     @abstractmethod
     def quantiles(
-        self, at: CellMoments, spread: float, tails: tuple[float, float]
+        self, at: CellMoments, spread: float | FloatArray, tails: tuple[float, float]
     ) -> tuple[FloatArray, FloatArray]:
         """Quantiles of a new record, by what is known of its cell."""
 
@@ -136,7 +138,9 @@ class CellFamily(ABC):
         return values
 
     @abstractmethod
-    def draw(self, theta: FloatArray, spread: float, uniforms: FloatArray) -> FloatArray:
+    def draw(
+        self, theta: FloatArray, spread: float | FloatArray, uniforms: FloatArray
+    ) -> FloatArray:
         """Values a new observer might record, in the user's scale."""
 
     def describe(self) -> dict[str, Any]:
@@ -224,13 +228,13 @@ class GaussianCells(CellFamily):
         return np.asarray(above - ndtr(theta / root))
 
     def quantiles(
-        self, at: CellMoments, spread: float, tails: tuple[float, float]
+        self, at: CellMoments, spread: float | FloatArray, tails: tuple[float, float]
     ) -> tuple[FloatArray, FloatArray]:
         root = np.sqrt(at.variance + spread)
         low, high = (self.backward(at.theta + float(ndtri(tail)) * root) for tail in tails)
         return low, high
 
-    def record_variance(self, theta: FloatArray, spread: float) -> FloatArray:
+    def record_variance(self, theta: FloatArray, spread: float | FloatArray) -> FloatArray:
         """The variance of a record: that of the log-normal, where the scale is a log."""
         if self.scale == "identity":
             return np.full_like(theta, spread, dtype=np.float64)
@@ -243,7 +247,9 @@ class GaussianCells(CellFamily):
     def narrow(self, total: FloatArray) -> FloatArray:
         return total if self.scale == "identity" else np.exp(total)
 
-    def draw(self, theta: FloatArray, spread: float, uniforms: FloatArray) -> FloatArray:
+    def draw(
+        self, theta: FloatArray, spread: float | FloatArray, uniforms: FloatArray
+    ) -> FloatArray:
         """Normal about theta; under log1p rounded to counts."""
         inner = np.clip(uniforms, 1e-16, 1 - 1e-16)
         values = self.backward(theta + np.sqrt(spread) * np.asarray(ndtri(inner)))
@@ -262,14 +268,19 @@ class Counts(CellFamily):
     """The share of cells that are zero whatever theta is."""
     expected = "a whole number >= 0"
 
-    def in_chain(self, spread: float, power: float) -> NegativeBinomialCells | ZeroInflatedCells:
+    even_spread = True
+    """Whether the spread is the same however large the count; else draws find out how it falls."""
+
+    def in_chain(
+        self, spread: float, power: float, fall: float, typical: float
+    ) -> NegativeBinomialCells | ZeroInflatedCells:
         """The likelihood of counts that vary beyond Poisson."""
-        return NegativeBinomialCells(spread, power)
+        return NegativeBinomialCells(spread, power, fall, typical)
 
     def value(self, theta: FloatArray, spread: float | FloatArray) -> FloatArray:
         return np.asarray((1 - self.share) * self.mean(theta))
 
-    def record_variance(self, theta: FloatArray, spread: float) -> FloatArray:
+    def record_variance(self, theta: FloatArray, spread: float | FloatArray) -> FloatArray:
         mean, share = self.mean(theta), self.share
         return np.asarray((1 - share) * (mean + (spread + share) * mean**2))
 
@@ -307,7 +318,7 @@ class Counts(CellFamily):
             return ~np.isfinite(values) | (values < 0) | (values != np.rint(values))
 
     def quantiles(
-        self, at: CellMoments, spread: float, tails: tuple[float, float]
+        self, at: CellMoments, spread: float | FloatArray, tails: tuple[float, float]
     ) -> tuple[FloatArray, FloatArray]:
         """The quantiles of the negative binomial with the mean and variance of the mixture.
 
@@ -338,22 +349,27 @@ class Counts(CellFamily):
     def narrow(self, total: FloatArray) -> FloatArray:
         return np.exp(total)
 
-    def draw(self, theta: FloatArray, spread: float, uniforms: FloatArray) -> FloatArray:
-        """Poisson, or negative binomial where the spread is above 0."""
-        from scipy.stats import nbinom, poisson
+    def draw(
+        self, theta: FloatArray, spread: float | FloatArray, uniforms: FloatArray
+    ) -> FloatArray:
+        """Negative binomial, which a spread of 1e-6 or less makes Poisson."""
+        from scipy.stats import nbinom
 
-        mean = np.maximum(self.mean(theta), 1e-12)
+        mean, spread = np.maximum(self.mean(theta), 1e-12), np.maximum(spread, 1e-6)
         uniforms = np.maximum(0.0, (uniforms - self.share) / (1 - self.share))
-        if spread <= 1e-6:
-            return np.maximum(poisson.ppf(uniforms, mean), 0.0)
         return np.maximum(nbinom.ppf(uniforms, 1 / spread, 1 / (1 + spread * mean)), 0.0)
 
 
 @final
 class PoissonCells(Counts):
-    """Counts fitted by the Poisson likelihood, whose fitted totals are the observed ones."""
+    """Counts fitted by the Poisson likelihood, whose fitted totals are the observed ones.
+
+    Draws have the variance mu + spread mu^(2 - fall), so that large counts may vary less in
+    proportion: with a fall of 1 it is a multiple of Poisson's, with 0 the negative binomial's.
+    """
 
     name = "poisson"
+    even_spread = False
 
 
 @final
@@ -362,43 +378,64 @@ class NegativeBinomialCells(Counts):
 
     A cell of weight w has mean w mu and size w^power / spread: with power 1 its records vary one by
     one, with power 0 all of them together, as where the table has more structure than the fit.
+
+    With a fall f the spread is that of counts exp(typical), and the spread of others is in
+    proportion to mu^-f: the variance is mu + a mu^(2 - f), with f = 1 a multiple of Poisson's
+    (Greene 2008 calls it NB-P).
     """
 
     name = "negative-binomial"
 
-    def __init__(self, spread: float = 1.0, power: float = 1.0) -> None:
+    def __init__(
+        self, spread: float = 1.0, power: float = 1.0, fall: float = 0.0, typical: float = 0.0
+    ) -> None:
         self.spread, self.power = max(spread, 1e-6), power
+        self.fall, self.typical = fall, typical
 
     def __repr__(self) -> str:
-        return f"NegativeBinomial({self.spread:g}, {self.power:g})"
+        return f"NegativeBinomial({self.spread:g}, {self.power:g}, {self.fall:g})"
 
-    def _size(self, weights: FloatArray) -> FloatArray:
-        return np.asarray(weights**self.power / self.spread)
+    def _size(self, theta: FloatArray, weights: FloatArray) -> FloatArray:
+        size = weights**self.power / self.spread
+        if self.fall:
+            size = size / fallen(self.fall, theta - self.typical)
+        return np.asarray(size)
 
     def loss(self, theta: FloatArray, sums: FloatArray, weights: FloatArray) -> FloatArray:
-        size = self._size(weights)
+        size = self._size(theta, weights)
         # Not through the mean, which is clipped: a bounded loss would send Newton's steps far out.
         ratio = np.logaddexp(0.0, theta + np.log(weights / size))
-        return np.asarray((sums + size) * ratio - sums * theta)
+        loss = (sums + size) * ratio - sums * theta
+        return np.asarray(loss - _rising(sums, weights, size) if self.fall else loss)
 
     def score(self, theta: FloatArray, sums: FloatArray, weights: FloatArray) -> FloatArray:
-        size = self._size(weights)
-        return np.asarray(sums - (sums + size) * expit(theta + np.log(weights / size)))
+        size = self._size(theta, weights)
+        log = theta + np.log(weights / size)
+        score = sums - (sums + size) * expit(log)
+        if self.fall:  # the size moves with theta
+            inner = digamma(sums + size) - digamma(size) - np.logaddexp(0.0, log)
+            score = score + self.fall * size * (inner + expit(log) - sums / size * expit(-log))
+        return np.asarray(score)
 
     def gain(self, theta: FloatArray, sums: FloatArray, weights: FloatArray) -> FloatArray:
-        size = self._size(weights)
+        size = self._size(theta, weights)
         share = expit(theta + np.log(weights / size))
-        return np.asarray((sums + size) * share * (1 - share))
+        if not self.fall:
+            return np.asarray((sums + size) * share * (1 - share))
+        step = 0.05
+        ahead, behind = (self.score(theta + s * step, sums, weights) for s in (1, -1))
+        # The loss need not be convex: a part of the expected curvature is what there is at least.
+        return np.maximum((behind - ahead) / (2 * step), 0.2 * size * share)
 
     def saturated(self, sums: FloatArray, weights: FloatArray) -> FloatArray:
-        size, mean = self._size(weights), sums / weights
+        size, mean = self._size(np.zeros_like(sums), weights), sums / weights
         return np.asarray(xlogy(sums, mean) - (sums + size) * np.log1p(sums / size))
 
     def normaliser(self, sums: FloatArray, weights: FloatArray) -> float:
         """What the log-likelihood of all cells has besides minus `loss`, for choosing a spread."""
-        size = self._size(weights)
-        inner = gammaln(sums + size) - gammaln(size) + sums * np.log(weights / size)
-        return float(inner.sum())
+        if self.fall:
+            return 0.0
+        return float(_rising(sums, weights, self._size(sums, weights)).sum())
 
     def likeliest(
         self, theta: FloatArray, sums: FloatArray, weights: FloatArray
@@ -430,7 +467,9 @@ class ZeroInflatedCells(Counts):
     def __repr__(self) -> str:
         return f"ZeroInflated({self.base.spread:g}, {self.base.power:g}, {self.share:g})"
 
-    def in_chain(self, spread: float, power: float) -> ZeroInflatedCells:
+    def in_chain(
+        self, spread: float, power: float, fall: float, typical: float
+    ) -> ZeroInflatedCells:
         return ZeroInflatedCells(spread, power, self.share)
 
     def _counted(self, theta: FloatArray, sums: FloatArray, weights: FloatArray) -> FloatArray:
@@ -519,7 +558,7 @@ class BernoulliCells(CellFamily):
         return (values > 0).astype(np.float64)
 
     def quantiles(
-        self, at: CellMoments, spread: float, tails: tuple[float, float]
+        self, at: CellMoments, spread: float | FloatArray, tails: tuple[float, float]
     ) -> tuple[FloatArray, FloatArray]:
         low, high = ((at.value > 1 - tail).astype(np.float64) for tail in tails)
         return low, high
@@ -530,9 +569,21 @@ class BernoulliCells(CellFamily):
     def narrow(self, total: FloatArray) -> FloatArray:
         return np.exp(total)
 
-    def draw(self, theta: FloatArray, spread: float, uniforms: FloatArray) -> FloatArray:
+    def draw(
+        self, theta: FloatArray, spread: float | FloatArray, uniforms: FloatArray
+    ) -> FloatArray:
         """0 or 1."""
         return (uniforms < self.mean(theta)).astype(np.float64)
+
+
+def fallen(fall: float, above: FloatArray) -> FloatArray:
+    """The spread of counts whose theta lies so far above the typical one, in units of its own."""
+    return np.exp(np.clip(-fall * above, -_FALLEN, _FALLEN))
+
+
+def _rising(sums: FloatArray, weights: FloatArray, size: FloatArray) -> FloatArray:
+    """log Gamma(s + k) - log Gamma(k) + s log(w / k)."""
+    return np.asarray(gammaln(sums + size) - gammaln(size) + sums * np.log(weights / size))
 
 
 def _log(values: FloatArray) -> FloatArray:

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 ALL = "all"
 """The name of the stratum of all sites."""
+NO_SLOPE = "no slope"
+"""The class where fewer than three times, or no season twice, leave nothing to compare."""
 PER_YEAR = {"year": 1.0, "month": 12.0, "week": 365.25 / 7, "index": 1.0}
 _CHUNK = 1 << 20
 """Cells computed at once."""
@@ -49,6 +51,8 @@ class Index:
         one year there is no slope.
     base : str
         The time that is 100.
+    per : str
+        What a slope is of: a "year", or a "step" where times are numbers.
 
     Examples
     --------
@@ -64,6 +68,7 @@ class Index:
     table: dict[str, Any]
     slopes: list[dict[str, Any]]
     base: str
+    per: str = "year"
 
     def __getitem__(self, column: str) -> Any:
         return self.table[column]
@@ -83,6 +88,12 @@ class Index:
             else:
                 write_frame(self.frame(), path)
 
+    def words(self, slope: Mapping[str, Any]) -> str:
+        """A slope in words: its class, the factor and its error."""
+        if not np.isfinite(slope["slope"]):
+            return NO_SLOPE
+        return f"{slope['class']}, {slope['slope']:.3f} ± {slope['error']:.3f} a {self.per}"
+
     def figure(self) -> Figure:
         """The index with its bounds; times without any record are grey."""
         panels = []
@@ -100,8 +111,9 @@ class Index:
                 series.append(
                     Series("no record", x[empty], y[empty], points=True, line=False, reference=True)
                 )
-            title = f"{name}: {slope['class']}, {slope['slope']:.3f} a year"
-            panels.append(Panel(series, "time", f"index ({self.base} = 100)", title, log=""))
+            title = f"{name}: {self.words(slope)}"
+            along = f"index ({self.base} = 100)"
+            panels.append(Panel(series, "time", along, title, log="", whole="x"))
         caption = f"Totals in per cent of {self.base}, with bounds: observed where there is a "
         caption += "record, estimated elsewhere."
         return Figure(caption, panels, apart=True)
@@ -169,7 +181,8 @@ def index_of(
         name: values if name in ("stratum", "time") else np.array(values)
         for name, values in table.items()
     }
-    return Index(arrays, slopes, labels[origin])
+    per = "step" if fit.table.bins.unit == "index" else "year"
+    return Index(arrays, slopes, labels[origin], per)
 
 
 def totals(
@@ -196,9 +209,10 @@ def totals(
         missing[place[own.sites[inside]], own.times[inside]] = 0.0
         estimate += (missing * posterior.dense_moments(some).value).sum(axis=0)
         for index in range(posterior.count):
-            spread = float(posterior.spreads[index])
             theta = posterior.params(index).dense(some)
-            sums[index] += (missing * family.value(theta, spread)).sum(axis=0)
+            value = family.value(theta, float(posterior.spreads[index]))
+            sums[index] += (missing * value).sum(axis=0)
+            spread = posterior.spread_at(theta, index)
             noise[index] += (missing * family.record_variance(theta, spread)).sum(axis=0)
     z = normals(fit.seed, 1, Purpose.FIELD_RECORDS, _ZERO, noise.size)[0].reshape(noise.shape)
     # Relative noise, so that a total of counts stays positive.
@@ -218,7 +232,7 @@ def slope_of(bins: Bins, scale: FloatArray, used: Any) -> dict[str, Any]:
     x = x - (np.bincount(season, x) / np.bincount(season))[season]
     size = float(x @ x)
     if int(used.sum()) < 3 or size < 1e-9:  # nothing to compare, or no season twice
-        return {"slope": np.nan, "error": np.nan, "lower": np.nan, "upper": np.nan, "class": "-"}
+        return {**dict.fromkeys(("slope", "error", "lower", "upper"), np.nan), "class": NO_SLOPE}
     lines = (scale[:, used] @ x) / size
     middle, error = float(lines.mean()), float(lines.std(ddof=1))
     low, high = (float(np.exp(middle + sign * float(ndtri(0.975)) * error)) for sign in (-1, 1))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import logging
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, final
@@ -308,14 +308,15 @@ def scan(source: Any, names: Sequence[str], value: str | None = None) -> tuple[A
     if value in absent:
         raise DataError(
             f"no column {value!r} of counts; there are {', '.join(map(repr, present[:12]))}. "
-            "Name the columns with Columns(...). Records that only say where a species was seen "
-            "(presence only, as GBIF's without individualCount) cannot be used: nothing tells them "
-            "from visits that found none. Add the visits with a count of 0."
+            "Name the columns with ColumnNames(...). Records that only say where a species was "
+            "seen (presence only, as GBIF's without individualCount) cannot be used: nothing tells "
+            "a place where it was not found from one where nobody looked. Add the visits that "
+            "found none, with a count of 0."
         )
     if absent:
         raise DataError(
             f"no column {absent[0]!r}; there are {', '.join(map(repr, present[:12]))}. "
-            "Name the columns with Columns(...)."
+            "Name the columns with ColumnNames(...)."
         )
     if "line" in names:
         raise DataError("a column called 'line' cannot be used: rename it first.")
@@ -342,7 +343,10 @@ def _from_file(path: Path) -> tuple[Any, str]:
     comma = _separator(path) if suffix.lower() == ".csv" else "\t"
     quote = None if comma == "\t" else '"'
     # Every column as text: a bad entry must be named, not guessed away.
-    return pl.scan_csv(path, separator=comma, infer_schema=False, quote_char=quote), "line"
+    frame = pl.scan_csv(path, separator=comma, infer_schema=False, quote_char=quote)
+    if comma == ";":  # where columns are parted by semicolons, a comma is a decimal point
+        frame = frame.with_columns(pl.all().str.replace(r"^(\s*[-+]?\d+),(\d+\s*)$", "${1}.${2}"))
+    return frame, "line"
 
 
 def _separator(path: Path) -> str:
@@ -549,7 +553,8 @@ def collect(frame: Any) -> Any:
     try:
         return frame.collect(engine="streaming")
     except PolarsError as error:
-        raise DataError(f"the table cannot be read ({error}).") from None
+        advice = ": save it as UTF-8" if "utf-8" in str(error).lower() else ""
+        raise DataError(f"the table cannot be read ({error}){advice}.") from None
 
 
 def _text(name: str) -> Any:
@@ -684,9 +689,9 @@ def _count(
     examples = tuple(_example(row, family, unit) for row in first.iter_rows(named=True))
     counts = {str(reason): int(number) for reason, number in reasons.iter_rows()}
     total = sum(counts.values())
-    message = f"{total} of {intake.rows} rows cannot be used: {'; '.join(examples)}" + (
-        "; and more." if total > _SHOWN else "."
-    )
+    told = "; ".join(_shortened(first.iter_rows(named=True), family, unit))
+    more = "; and more." if total > _SHOWN else "."
+    message = f"{total} of {intake.rows} rows cannot be used: {told}{more}"
     if not skip:
         raise DataError(f"{message} Mend them, or use bad_rows='skip' to leave them out.")
     warnings.warn(f"{message} They were left out.", EmfedWarning, stacklevel=4)
@@ -697,6 +702,16 @@ def _example(row: dict[str, Any], family: CellFamily, unit: str) -> str:
     reason = row["reason"]
     text = _REASONS[reason].format(expected=family.expected)
     return f"{unit} {row['line']}: {text} (got {row[reason]!r})"
+
+
+def _shortened(rows: Iterable[dict[str, Any]], family: CellFamily, unit: str) -> Iterator[str]:
+    """The examples, each reason told once."""
+    before = set[str]()
+    for row in rows:
+        reason = row["reason"]
+        again = f"{unit} {row['line']} likewise (got {row[reason]!r})"
+        yield again if reason in before else _example(row, family, unit)
+        before.add(reason)
 
 
 def _refuse_duplicates(rows: Any, unit: str) -> None:

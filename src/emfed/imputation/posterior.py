@@ -5,7 +5,10 @@ spread of records, and the strengths of the penalties, which are read as precisi
 priors. Rows are drawn exactly for the Gaussian. For other families a row is proposed from the
 normal about its mode and kept by the rule of Metropolis and Hastings; rows that are tied along time
 are proposed and kept together. Counts are negative binomial in the chain,
-whatever was fitted: their spread tends to 0 where they are Poisson.
+whatever was fitted: their spread tends to 0 where they are Poisson. Under family "poisson" the
+spread of a cell falls with a power of its mean, between 0 and 1, that is drawn, too: counts
+of the oystercatcher vary by a factor of four where there are six birds and by a third where there
+are thousands. One spread for all gave large flocks no weight: their sum came out 36% too high.
 
 The penalties that cross-validation chose are where the strengths begin, with the weight of two
 rows. Holding them fixed gave bounds that were too narrow: `python -m benchmarks field-bounds`.
@@ -30,7 +33,7 @@ from scipy.special import gammaincinv, ndtri
 from emfed.core.errors import DataError, check_count
 from emfed.core.protocols import BoolArray, FloatArray, IntArray
 from emfed.core.streams import Purpose, normals, uniforms
-from emfed.imputation.families import CellFamily, CellMoments, Counts
+from emfed.imputation.families import CellFamily, CellMoments, Counts, fallen
 from emfed.imputation.lowrank import Cells, TableParameters
 from emfed.imputation.rows import newton, objective
 from emfed.imputation.sweeps import Solver
@@ -65,6 +68,8 @@ _LOOSE = 0.02
 """The precision that effects of times begin with where they are tied to each other."""
 _HELD = 1e6
 """A penalty from here on holds its unknown at zero, and is not drawn."""
+_SCALES = (_STEP, _STEP / 4, _STEP / 16)
+"""Steps of the walk of a spread of counts: 10,000 counts tell it to 2%, 200 to 20%."""
 _ZERO = np.zeros(1, dtype=np.int64)
 _CHUNK = 1 << 20
 """Cells computed at once."""
@@ -81,6 +86,8 @@ class _State:
     lags: tuple[tuple[int, Strength], ...]
     power: float = 1.0
     """The power of the weights in the size of counts; see `NegativeBinomialCells`."""
+    fall: float = 0.0
+    """The power of the mean by which the spread of a count falls."""
 
 
 @final
@@ -138,8 +145,8 @@ class Posterior:
             draws = int(np.clip(_WORK / cells.size, _FEWEST, DRAWS))
         chain = _Chain(solver, cells, params, seed)
         (rows, columns), width = params.shape, chain.state.params.sites.shape[1]
-        self._like = params
-        self.offsets, self.spreads = np.empty(draws), np.empty(draws)
+        self._like, self._typical = params, chain.typical
+        self.offsets, self.spreads, self.falls = np.empty((3, draws))
         self.coefficients = np.empty((draws, len(params.coefficients)))
         # Halves of the memory, and seven digits of a draw are more than it has.
         self.sites = np.empty((draws, rows, width), dtype=np.float32)
@@ -154,6 +161,7 @@ class Posterior:
                 continue
             state = chain.state
             self.offsets[index], self.spreads[index] = state.params.offset, state.spread
+            self.falls[index] = state.fall
             self.coefficients[index] = state.params.coefficients
             self.sites[index], self.times[index] = state.params.sites, state.params.times
         self.kept = chain.kept / (draws + before)
@@ -166,8 +174,16 @@ class Posterior:
 
     @property
     def spread(self) -> float:
-        """The median spread of records."""
+        """The median spread of records: of counts, where the fit has a typical one."""
         return float(np.median(self.spreads))
+
+    def spread_at(self, theta: FloatArray, index: int | None = None) -> float | FloatArray:
+        """The spread of records of cells with this theta, by one draw or by the median draw."""
+        if index is None:
+            spread, fall = self.spread, float(np.median(self.falls))
+        else:
+            spread, fall = float(self.spreads[index]), float(self.falls[index])
+        return spread if fall == 0 else spread * fallen(fall, theta - self._typical)
 
     def params(self, index: int) -> TableParameters:
         """One draw."""
@@ -260,9 +276,15 @@ class _Chain:
         self.solver, self.cells, self.seed, self._place = solver, cells, seed, 0
         self._quadratic = solver.family.quadratic
         spread = self._start(params)
-        self._unit = spread if self._quadratic else 1.0
+        self.typical = float(np.median(params.theta(cells.sites, cells.times)))
+        """The theta whose counts have the spread of the state."""
+        self._scale = spread if self._quadratic else 1.0
+        """The square of what theta is measured in."""
+        self._unit = spread if self._quadratic else self._dispersion(params)
         """What a penalty is divided by to be a precision, at the start."""
         self._begin = self._first(params, spread)
+        if isinstance(solver.family, Counts):
+            self._begin = self._likeliest(solver.family)
         params = self._begin.params
         self.state = replace(self._begin)
         self._modes = [params.sites, params.times]
@@ -309,7 +331,7 @@ class _Chain:
             # Tied effects need no pull to zero but to be determined: a random walk widens with its
             # lead, where a pulled one comes back.
             time[-1] = min(time[-1], _LOOSE / unit)
-        weak = _WEAK * unit**0.5
+        weak = _WEAK * self._scale**0.5
         z = self._normals((rows + columns) * spare)
         more = z[: rows * spare].reshape(rows, spare), z[rows * spare :].reshape(columns, spare)
         params = replace(
@@ -330,20 +352,55 @@ class _Chain:
                 time[k] = 1.0
         return _State(params, spread, site, time, tuple(ties.items()))
 
-    def _start(self, params: TableParameters) -> float:
+    def _dispersion(self, params: TableParameters) -> float:
+        """How many times the variance of the family records have: the unit of its penalties.
+
+        Penalties are chosen in this unit (`Search.units`). Taken as precisions they held effects of
+        the oystercatcher, whose counts have hundreds of times Poisson's variance, that much too
+        tight.
+        """
         cells, family = self.cells, self.solver.family
-        theta = params.theta(cells.sites, cells.times)
-        if self._quadratic:
-            residual = cells.sums / cells.weights - theta
-            return max(1e-12, float(np.mean(cells.weights * residual**2)))
-        return 0.1 if family.counts else 0.0
+        told = params.theta(cells.sites, cells.times), cells.sums, cells.weights
+        return max(1.0, float((family.score(*told) ** 2).sum() / family.gain(*told).sum()))
+
+    def _likeliest(self, counts: Counts) -> _State:
+        """The likeliest spread of counts at the fit, on a grid.
+
+        From a spread that is far too small all factors grow to follow single records, and a chain
+        takes hundreds of sweeps to find back.
+        """
+        begin, cells = self._begin, self.cells
+        theta = begin.params.theta(cells.sites, cells.times)
+        falls = (0.0,) if counts.even_spread else (0.05, 0.35, 0.65, 0.95)
+        grid = [(spread, fall) for spread in np.geomspace(1e-3, 30, 14) for fall in falls]
+        spread, fall = max(
+            grid, key=lambda one: self._likelihood(counts, theta, one[0], begin.power, one[1])
+        )
+        return replace(begin, spread=float(spread), fall=fall)
+
+    def _likelihood(
+        self, counts: Counts, theta: FloatArray, spread: float, power: float, fall: float
+    ) -> float:
+        """The log density of a spread of counts where theta is known; its prior has mean 1."""
+        family = counts.in_chain(spread, power, fall, self.typical)
+        told = self.cells.sums, self.cells.weights
+        inner = family.normaliser(*told) - float(family.loss(theta, *told).sum())
+        return float(inner - spread + np.log(spread))
+
+    def _start(self, params: TableParameters) -> float:
+        if not self._quadratic:
+            return 0.0  # that of counts follows
+        cells = self.cells
+        residual = cells.sums / cells.weights - params.theta(cells.sites, cells.times)
+        return max(1e-12, float(np.mean(cells.weights * residual**2)))
 
     def _family(self) -> CellFamily:
         """The likelihood that the rows see."""
         family = self.solver.family
         if not isinstance(family, Counts):
             return family
-        return family.in_chain(self.state.spread, self.state.power)
+        state = self.state
+        return family.in_chain(state.spread, state.power, state.fall, self.typical)
 
     def _told(self) -> tuple[FloatArray, FloatArray]:
         """Weights and sums in units of the spread."""
@@ -381,21 +438,20 @@ class _Chain:
                 _PRIOR + cells.size / 2, _PRIOR * self._begin.spread + squares / 2
             )
         elif isinstance(counts := self.solver.family, Counts):
-
-            def value(spread: float, power: float) -> float:
-                family = counts.in_chain(spread, power)
-                loss = float(family.loss(theta, cells.sums, cells.weights).sum())
-                inner = family.normaliser(cells.sums, cells.weights)
-                return inner - loss - spread + np.log(spread)  # an exponential prior, of mean 1
-
-            moves, chances = self._normals(4).reshape(2, 2), self._uniforms(2)
-            now = value(state.spread, state.power)
-            for move, chance in zip(moves, chances, strict=True):
-                other = float(np.clip(state.spread * np.exp(_STEP * move[0]), 1e-5, 1e3))
-                power = float(np.abs((state.power + _STEP / 2 * move[1] + 1) % 2 - 1))
-                there = value(other, power)
+            tries = len(_SCALES)
+            moves, chances = self._normals(3 * tries).reshape(tries, 3), self._uniforms(tries)
+            now = self._likelihood(counts, theta, state.spread, state.power, state.fall)
+            for scale, move, chance in zip(_SCALES, moves, chances, strict=True):
+                other = float(np.clip(state.spread * np.exp(scale * move[0]), 1e-5, 1e3))
+                power, fall = (
+                    float(np.abs((x + scale / 2 * z + 1) % 2 - 1))  # reflected at 0 and at 1
+                    for x, z in ((state.power, move[1]), (state.fall, move[2]))
+                )
+                if counts.even_spread:
+                    fall = 0.0
+                there = self._likelihood(counts, theta, other, power, fall)
                 if np.log(chance + 1e-300) < there - now:
-                    state.spread, state.power, now = other, power, there
+                    state.spread, state.power, state.fall, now = other, power, fall, there
 
     def _draw_strengths(self) -> None:
         """Precisions of the priors: of each factor and effect of sites, and of effects of times.
@@ -413,7 +469,7 @@ class _Chain:
                 squares += self._ties[k] * float(rows[:, k] @ (self._graph.laplacian @ rows[:, k]))
             if state.params.effects and k < state.params.rank:
                 # Half-Cauchy as a mixture over the rate of a gamma distribution.
-                rate = self._gamma(1.0, ridge[k] + 1 / self._unit)
+                rate = self._gamma(1.0, ridge[k] + 1 / self._scale)
                 ridge[k] = self._gamma((len(rows) + 1) / 2, rate + squares / 2)
             else:
                 ridge[k] = self._gamma(
@@ -477,7 +533,7 @@ class _Chain:
         design = np.ones((cells.size, 1 + len(params.coefficients)))
         if len(params.coefficients):
             design[:, 1:] = params.covariates.design(cells.sites, cells.times)
-        ridge = np.diag([1e-9 / self._unit, *[self._ridge] * len(params.coefficients)])
+        ridge = np.diag([1e-9 / self._scale, *[self._ridge] * len(params.coefficients)])
         here = np.concatenate([[params.offset], params.coefficients])
         mode = here
         for _ in range(1 if family.quadratic else _NEWTON):
@@ -592,7 +648,7 @@ class _Chain:
         self, side: Side, effects: FloatArray, design: FloatArray, beta: FloatArray
     ) -> FloatArray:
         """How much of the effects goes to (1, covariates): normal, by the prior of the effects."""
-        ridge = np.diag([1e-9 / self._unit, *[self._ridge] * len(beta)])
+        ridge = np.diag([1e-9 / self._scale, *[self._ridge] * len(beta)])
         pulled = np.concatenate([side.pull(column[:, None]) for column in design.T], axis=1)
         precision = design.T @ pulled + ridge
         right = pulled.T @ effects[:, 0] - ridge @ np.concatenate([[0.0], beta])

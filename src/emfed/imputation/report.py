@@ -11,11 +11,13 @@ import numpy as np
 from emfed.artifacts.figures import Figure, Panel, Series
 from emfed.artifacts.page import Highlight, Page, Section, Table, render_page
 from emfed.core.protocols import FloatArray, IntArray
+from emfed.imputation.families import CellMoments
 from emfed.imputation.index import Index, axis_place
 from emfed.imputation.result import Imputation
 
 ROWS = 120
 """Sites that a heat map shows: those with the most records."""
+_SLOPE = ("slope", "error", "lower", "upper")
 LEVELS = np.array([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99])
 
 
@@ -64,7 +66,7 @@ def write_report(
 
 def _verdict(index: Index) -> Highlight:
     slope = index.slopes[0]
-    return Highlight("overall", slope["class"], f"{slope['slope']:.3f} a year")
+    return Highlight("overall", slope["class"], index.words(slope).partition(", ")[2])
 
 
 def _coefficients(fit: Imputation) -> list[Table]:
@@ -86,7 +88,8 @@ def _trend(fit: Imputation, level: float) -> Section:
         grey = trend["estimate"][empty]
         series.append(Series("no record", x[empty], grey, points=True, line=False, reference=True))
     unit = fit.table.bins.unit
-    panel = Panel(series, "time" if unit == "index" else "year", "sum over all sites", log="")
+    along = "time" if unit == "index" else "year"
+    panel = Panel(series, along, "sum over all sites", log="", whole="x")
     caption = f"The sum of estimates over all sites, with bounds at {level:.0%}."
     if empty.any():
         caption += " Grey: times without any record, whose estimates rest on their neighbours."
@@ -99,11 +102,16 @@ def _without(empty: Any, *bounds: FloatArray) -> tuple[FloatArray, ...]:
 
 def _index(index: Index) -> Section:
     rows = [
-        [s["stratum"], str(s["sites"]), f"{s['slope']:.4f}", f"{s['error']:.4f}", s["class"]]
+        [s["stratum"], str(s["sites"]), *(_number(s[k]) for k in _SLOPE), s["class"]]
         for s in index.slopes
     ]
-    columns = ("stratum", "sites", "factor a year", "error", "class")
+    factor = f"factor a {index.per}"
+    columns = ("stratum", "sites", factor, "error", "lower 95%", "upper 95%", "class")
     return Section("Index", figures=[index.figure()], tables=[Table("Slopes", columns, rows)])
+
+
+def _number(value: float) -> str:
+    return f"{value:.4f}" if np.isfinite(value) else "-"
 
 
 def _heat_maps(fit: Imputation) -> Section:
@@ -140,18 +148,22 @@ def _busiest(fit: Imputation, most: int) -> IntArray:
 
 def _trust(fit: Imputation) -> Section:
     """Calibration and residuals at the observed cells."""
-    cells = fit.cells.take(np.flatnonzero(fit.cells.weights == 1))
+    family, cells = fit.solver.family, fit.cells
+    cells = cells.take(np.flatnonzero(cells.weights > 0 if family.counts else cells.weights == 1))
     if fit.plain or cells.size == 0:
         return Section("Trust", text=["Bounds were not drawn, or no cell has a single record."])
-    family = fit.solver.family
-    value = family.backward(cells.sums / cells.weights)
     at = fit.posterior.moments(cells.sites, cells.times)
+    spread, value = fit.posterior.spread_at(at.theta), family.backward(cells.sums / cells.weights)
+    if family.counts:  # several records, or more effort: their sum
+        w, value = cells.weights, cells.sums
+        at = CellMoments(at.theta + np.log(w), at.variance, w * at.value, w**2 * at.value_variance)
+        spread = spread / w
     held = []
     for level in LEVELS:
         tails = ((1 - level) / 2, (1 + level) / 2)
-        low, high = family.quantiles(at, fit.posterior.spread, tails)
+        low, high = family.quantiles(at, spread, tails)
         held.append(float(np.mean((low <= value + 1e-9) & (value <= high + 1e-9))))
-    variance = family.record_variance(at.theta, fit.posterior.spread)
+    variance = family.record_variance(at.theta, spread)
     residual = (value - at.value) / np.sqrt(np.maximum(variance + at.value_variance, 1e-12))
     some = np.linspace(0, cells.size - 1, min(cells.size, 3000)).astype(np.int64)
     panels = [
@@ -173,8 +185,11 @@ def _trust(fit: Imputation) -> Section:
             log="",
         ),
     ]
-    caption = "At cells with one record, which the fit has seen: intervals of counts are whole "
-    caption += "numbers, so they hold more than promised where counts are small."
+    what = "Sums of the records of a cell" if family.counts else "Cells with one record"
+    caption = (
+        f"{what}, which the fit has seen: intervals of counts are whole numbers, so they hold "
+    )
+    caption += "more than promised where counts are small."
     return Section("Trust", figures=[Figure(caption, panels, apart=True)])
 
 

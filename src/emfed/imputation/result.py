@@ -160,7 +160,10 @@ class Imputation:
 
     @property
     def spread(self) -> float:
-        """The variance of one record (Gaussian), or a in the variance mu + a mu^2 of counts."""
+        """The variance of one record (Gaussian), or a in the variance mu + a mu^2 of counts.
+
+        Under family "poisson" it is that of counts like the median of the fit.
+        """
         return self.posterior.spread
 
     @property
@@ -240,7 +243,8 @@ class Imputation:
         at = self._moments(*self._indices(sites, times))
         if statistic == "mean":
             return at.value
-        return self.solver.family.quantiles(at, self._spread(), (0.5, 0.5))[0]
+        spread = self._spread() if self.plain else self.posterior.spread_at(at.theta)
+        return self.solver.family.quantiles(at, spread, (0.5, 0.5))[0]
 
     def _spread(self) -> float:
         if not self.plain:
@@ -298,13 +302,15 @@ class Imputation:
     def _bounds(
         self, at: CellMoments, level: float, of: Of | None = None
     ) -> tuple[FloatArray, FloatArray]:
-        family, spread = self.solver.family, self.posterior.spread
+        family = self.solver.family
         if of not in ("record", "mean", None):
             raise SettingsError(f"of must be 'record' or 'mean'; got {of!r}.")
         if of == "record" or (of is None and family.name != "bernoulli"):
+            spread = self.posterior.spread_at(at.theta)
             return family.quantiles(at, spread, ((1 - level) / 2, (1 + level) / 2))
         half = float(ndtri((1 + level) / 2)) * np.sqrt(at.variance)
-        return family.value(at.theta - half, spread), family.value(at.theta + half, spread)
+        middle = self.posterior.spread
+        return family.value(at.theta - half, middle), family.value(at.theta + half, middle)
 
     def draws(self, sites: Any, times: Any, count: int = 20) -> FloatArray:
         """Draw sets of records that these cells might have held: multiple imputation.
@@ -334,8 +340,8 @@ class Imputation:
         places = np.linspace(0, posterior.count - 1, count).round().astype(np.int64)
         for index, place in enumerate(places):
             u = uniforms(self.seed, index, Purpose.FIELD_RECORDS, _ZERO, len(rows))[0]
-            theta, spread = posterior.params(place).theta(rows, columns), posterior.spreads[place]
-            out[index] = self.solver.family.draw(theta, float(spread), u)
+            theta = posterior.params(place).theta(rows, columns)
+            out[index] = self.solver.family.draw(theta, posterior.spread_at(theta, place), u)
         return out
 
     @property

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, final
@@ -27,6 +27,10 @@ from emfed.models.sides import add_up
 
 logger = logging.getLogger(__name__)
 _ZERO = np.zeros(1, dtype=np.int64)
+_MANY_ONES = 10
+"""Cells with a count of 1 from which on a lack of zeros is told: counts that reach 1 reach 0."""
+_FEW_CELLS = 20
+"""Cells below which half of all birds in one is nothing odd."""
 
 
 @final
@@ -295,7 +299,10 @@ class FieldTable:
         return replace(table, effort=self.effort, skill=self.skill)
 
     def warn(self) -> None:
-        """Say what a user should know before a fit: empty rows and columns, a lone worker."""
+        """Say what a user should know before a fit: gaps, a lone worker, odd counts."""
+        if self.family.counts:
+            for remark in self._odd_counts():
+                warnings.warn(remark, EmfedWarning, stacklevel=3)
         rows, columns = self.shape
         empty = rows - len(np.unique(self.site)), columns - len(np.unique(self.time))
         for number, what, names, seen in (
@@ -316,6 +323,25 @@ class FieldTable:
                 "the column of the workers if there are several.",
                 EmfedWarning,
                 stacklevel=3,
+            )
+
+    def _odd_counts(self) -> Iterator[str]:
+        """Counts that end at 1, and one that outweighs all others."""
+        ones, zeros = (int((self.values == k).sum()) for k in (1, 0))
+        if ones >= _MANY_ONES and zeros == 0:
+            yield (
+                f"{ones} cells hold a count of 1 and none a 0: the records seem to tell only of "
+                "visits that found the species, so estimates are of such visits alone, and a trend "
+                "of how often it is found is lost. Add the visits that found none (of eBird the "
+                "sampling events)."
+            )
+        largest, total = int(np.argmax(self.values)), float(self.values.sum())
+        if len(self.values) >= _FEW_CELLS and self.values[largest] > total / 2:
+            place = self.sites[self.site[largest]], self.bins.label(int(self.time[largest]))
+            yield (
+                f"one cell, {place[0]!r} in {place[1]}, holds {self.values[largest] / total:.0%} "
+                "of all that was counted, and estimates follow it: see whether it is right. "
+                "family='negative-binomial' gives large counts less weight."
             )
 
 

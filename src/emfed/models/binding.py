@@ -19,6 +19,8 @@ from emfed.core.protocols import (
     FloatArray,
     IntArray,
     Model,
+    Names,
+    NamesColumns,
     Opening,
     Parameters,
     Question,
@@ -121,14 +123,24 @@ def told_parameters(question: Question) -> bytes:
 
 def unflatten_params(values: FloatArray, like: Parameters) -> Parameters:
     """The inverse of `flatten_params`, for parameters shaped like these."""
-    arrays: dict[str, Any] = {}
+    wanted, arrays = like.arrays(), dict[str, Any]()
+    expected = sum(array.size for array in wanted.values())
+    if expected != len(values):
+        raise WireError(f"expected {expected} parameters; got {len(values)}.")
     start = 0
-    for name, array in like.arrays().items():
+    for name, array in wanted.items():
         arrays[name] = values[start : start + array.size].reshape(array.shape)
         start += array.size
-    if start != len(values):
-        raise WireError(f"expected {start} parameters; got {len(values)}.")
     return like.with_arrays(arrays)
+
+
+def of_columns(model: Any, columns: Names) -> Any:
+    """The model for a table with these columns, of which it may name some alone."""
+    if columns is None:
+        return model
+    if isinstance(model, SideBySide):
+        return replace(model, models=tuple(of_columns(part, columns) for part in model.models))
+    return model.among(columns) if isinstance(model, NamesColumns) else model
 
 
 def extra_owners(model: Model, width: int) -> IntArray:

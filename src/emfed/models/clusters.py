@@ -22,6 +22,7 @@ from emfed.core.errors import SettingsError, check_count, check_type, known
 from emfed.core.protocols import (
     BoolArray,
     FloatArray,
+    IdentityMetric,
     IntArray,
     Layout,
     Metric,
@@ -39,6 +40,7 @@ from emfed.models.components import (
     halved,
 )
 from emfed.models.devices import MOST_COMPONENTS, Features, Pass, labels, ragged, sweep
+from emfed.models.metric import narrow_columns
 from emfed.models.mixture import blocks, to_numpy
 from emfed.models.parameters import Frame, common_frame
 from emfed.models.rows import check_rows, combine_moments, moments, total_weight
@@ -68,6 +70,27 @@ class Centres(Parameters):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "centres", np.asarray(self.centres, dtype=np.float64))
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class ColumnUnits(Metric):
+    """Sums of rows in units of the columns; nothing else changes."""
+
+    layout: Layout
+    unit: FloatArray
+
+    def whiten(self, vectors: FloatArray) -> FloatArray:
+        parts = self.layout.split(vectors)
+        return self.layout.join({**parts, "first": parts["first"] / self.unit})
+
+    def unwhiten(self, vectors: FloatArray) -> FloatArray:
+        parts = self.layout.split(vectors)
+        return self.layout.join({**parts, "first": parts["first"] * self.unit})
+
+    @property
+    def in_nats(self) -> bool:
+        return False
 
 
 @stored("k-means")
@@ -350,13 +373,19 @@ class Clusters(Model):
             mass[new], first[new] = mass[old], first[old] + mass[old] * (-1) ** attempt * step
         return self.layout.join(parts)
 
-    # Starts and units.
+    # Starts, metric and units.
+
+    def metric(self, params: Centres) -> Metric:
+        """Distances, with narrow columns in units of their own: no centre leaves the rows."""
+        narrow = narrow_columns(self.column_variances)
+        return IdentityMetric() if np.all(narrow == 1) else ColumnUnits(self.layout, narrow)
 
     def start(self, seed: int) -> Centres:
         """Drawn around the common mean with the spread of all data."""
         k, d = self.n_components, self.n_features
         draws = normals(seed, 0, Purpose.START, np.zeros(1, dtype=np.int64), k * d)
-        return Centres(draws.reshape(k, d) * np.sqrt(self.variance / d))
+        spread = np.sqrt(self.variance / d) * narrow_columns(self.column_variances)
+        return Centres(draws.reshape(k, d) * spread)
 
     def statistics_of(self, params: Centres) -> FloatArray:
         """Clusters of equal mass."""

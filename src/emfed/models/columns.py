@@ -26,6 +26,7 @@ from emfed.models.categories import BernoulliColumn, Categorical
 from emfed.models.families import Family, Gaussian, Poisson
 from emfed.models.mixture import blocks, to_numpy
 from emfed.models.naming import column_name, row_name
+from emfed.models.parameters import check_sizes
 from emfed.models.positive_families import Exponential, Gamma
 from emfed.models.rows import combine_seen, seen_moments, total_weight
 
@@ -327,6 +328,7 @@ class Columns:
         if never:
             name = repr(self.names[never[0]]) if self.names else column_name(never[0])
             raise DataError(f"nobody has a single value in column {name}: leave it out.")
+        check_sizes(whole["mean"], whole["scatter"])
         origin, scale = np.zeros(self.count), np.ones(self.count)
         for j, family in enumerate(self.families):
             if family == EXPOSURE:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from emfed.core.errors import DataError
@@ -84,6 +86,43 @@ def halved(size: FloatArray, empty: BoolArray, attempt: int) -> tuple[IntArray, 
     order = np.argsort(-np.where(empty, -1.0, size), kind="stable")[: int((~empty).sum())]
     places = np.flatnonzero(empty)
     return places, order[(attempt + np.arange(len(places))) % len(order)]
+
+
+LEANS = (0.5, 0.25, 0.125, 0.0625)
+"""How far halves of a component lean towards the statistics of all rows, and away from them. Not
+tuned: the longest is taken whose halves both stay inside; together they are what was halved."""
+
+
+def split_leaning(
+    layout: Layout,
+    statistics: FloatArray,
+    empty: BoolArray,
+    attempt: int,
+    inside: Callable[[FloatArray], bool],
+) -> FloatArray:
+    """Statistics whose ``empty`` components are halves of heavy ones, for any family.
+
+    One half leans towards the statistics of all rows, which convex domains allow, and the other as
+    far away from them; where no such half exists (a narrow gamma) it stays. Where a component has
+    all rows there is nothing to lean towards, and nothing changes.
+    """
+    if (~empty).sum() < 2:
+        return statistics
+    whole = layout.split(statistics)
+    mass, parts = whole["mass"], {name: value.copy() for name, value in whole.items()}
+    for new, old in zip(*halved(mass, empty, attempt), strict=True):
+        half = parts["mass"][old] / 2
+        for towards, back in (*((lean, lean) for lean in LEANS), (LEANS[-1], 0.0)):
+            tried = {name: value.copy() for name, value in parts.items()}
+            for name, value in whole.items():
+                own = value[old] / mass[old]
+                rest = value[~empty].sum(axis=0) / mass[~empty].sum() - own
+                tried[name][new] = half * (own + towards * rest)
+                tried[name][old] = half * (own - back * rest)
+            if inside(layout.join(tried)):
+                parts = tried
+                break
+    return layout.join(parts)
 
 
 NEAR_FLOOR = 1.001

@@ -23,6 +23,7 @@ from emfed.models.matrices import (
     triangle,
     unpack,
 )
+from emfed.models.metric import narrow_columns
 from emfed.models.parameters import GaussianParameters
 
 
@@ -569,5 +570,5 @@ class Spherical(_Variances):
         return float(0.5 * np.sum(self.prior_weight(1) * np.log(v) + scale / v))
 
     def start_from(self, draws: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Unit variances in the frame."""
-        return draws, np.ones(self.n_components)
+        """Unit variances in the frame; means within what narrow columns hold."""
+        return draws * narrow_columns(self.column_moments), np.ones(self.n_components)

@@ -24,7 +24,16 @@ import numpy as np
 from array_api_compat import array_namespace, device
 
 from emfed.core.errors import DataError, SettingsError, check_count, check_range, check_type, known
-from emfed.core.protocols import FloatArray, HeldUp, IntArray, Layout, Model, Names, Summaries
+from emfed.core.protocols import (
+    BoolArray,
+    FloatArray,
+    HeldUp,
+    IntArray,
+    Layout,
+    Model,
+    Names,
+    Summaries,
+)
 from emfed.core.registry import register_model, stored
 from emfed.core.streams import Purpose, normals
 from emfed.models.component_summaries import Portrait, normal_portrait
@@ -35,6 +44,7 @@ from emfed.models.components import (
     held_in,
     keep_dying,
     normalised,
+    split_leaning,
 )
 from emfed.models.devices import MOST_COMPONENTS, Features, Pass, Ragged, answers, ragged, sweep
 from emfed.models.factor_metric import FactorMetric
@@ -378,6 +388,9 @@ class FactorMixture(Model):
     def protect(self, before: FloatArray, after: FloatArray) -> FloatArray:
         """Components that explain less than one sample do not hold up the others."""
         return keep_dying(self.layout, before, after, self.samples)
+
+    def split(self, statistics: FloatArray, empty: BoolArray, attempt: int) -> FloatArray:
+        return split_leaning(self.layout, statistics, empty, attempt, self.inside)
 
     def held_up(self, params: FactorParameters) -> tuple[HeldUp, ...]:
         """Components without spread in some direction, if there are several.

@@ -43,6 +43,17 @@ def lightest(weights: FloatArray, samples: float) -> float:
 
 
 NO_COLUMNS = np.empty(0)
+NARROW = 1e-4
+"""The variance of a column, where 1 is that of all on average, from which on it is narrow: what is
+nothing beside the unit that all columns share may be more than such a column holds."""
+
+
+def narrow_columns(variances: FloatArray) -> FloatArray:
+    """The spread of narrow columns, and 1 for the others and for those that do not vary."""
+    narrow = (variances > 0) & (variances < NARROW)
+    return np.where(narrow, np.sqrt(np.where(narrow, variances, 1.0)), 1.0)
+
+
 MOST_MODES = 400
 """Sizes of the matrix S beyond which `Stiffness` is not worth its time (20 directions: 210)."""
 

@@ -18,7 +18,7 @@ import numpy as np
 from array_api_compat import array_namespace, device
 
 from emfed.core.errors import SettingsError, check_count, check_range, check_type, known
-from emfed.core.protocols import FloatArray, HeldUp, IntArray, Layout, Names, Summaries
+from emfed.core.protocols import BoolArray, FloatArray, HeldUp, IntArray, Layout, Names, Summaries
 from emfed.core.registry import register_model, stored
 from emfed.core.streams import Purpose, normals
 from emfed.models import emissions
@@ -32,6 +32,7 @@ from emfed.models.components import (
     check_rows_suffice,
     keep_dying,
     normalised,
+    split_leaning,
 )
 from emfed.models.devices import MOST_COMPONENTS, Features, Pass, Ragged, written
 from emfed.models.groups import code_shares, seen_shares
@@ -276,6 +277,9 @@ class MixedMixture(MixtureModel):
         """Components of less than one sample do not hold up the others, nor do impossible sums."""
         kept = keep_dying(self.layout, before, after, self._known)
         return emissions.possible(self.columns, self.layout, before, kept)
+
+    def split(self, statistics: FloatArray, empty: BoolArray, attempt: int) -> FloatArray:
+        return split_leaning(self.layout, statistics, empty, attempt, self.inside)
 
     def held_up(self, params: MixedParameters) -> tuple[HeldUp, ...]:
         return emissions.held_up(self.columns, params, params.weights)

@@ -143,14 +143,19 @@ class Frame:
         return self.scale**2 if kind == "diag" else float(self.scale[0] ** 2)
 
 
-def common_frame(origin: FloatArray, variances: FloatArray, kind: str, floored: bool) -> Frame:
-    """The frame of data with this mean and these variances; one scale for ``spherical``."""
-    largest = np.sqrt(variances) + np.abs(origin)
+def check_sizes(means: FloatArray, variances: FloatArray) -> None:
+    """Refuse columns with these moments whose squares doubles cannot tell."""
+    largest = np.sqrt(variances) + np.abs(means)
     if not (np.all(largest < 1e140) and np.all((largest > 1e-140) | (largest == 0))):
         raise DataError(
             "some column is beyond 1e140 or all below 1e-140 in size, where doubles cannot "
             "square it: use other units."
         )
+
+
+def common_frame(origin: FloatArray, variances: FloatArray, kind: str, floored: bool) -> Frame:
+    """The frame of data with this mean and these variances; one scale for ``spherical``."""
+    check_sizes(origin, variances)
     constant = is_constant(origin, variances)
     if constant.any():
         _complain_of_constant(np.flatnonzero(constant), floored or kind in ("known", "spherical"))

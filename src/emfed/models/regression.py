@@ -21,6 +21,7 @@ from array_api_compat import device
 
 from emfed.core.errors import DataError, SettingsError, check_count, check_range, check_type, known
 from emfed.core.protocols import (
+    BoolArray,
     FloatArray,
     HeldUp,
     IntArray,
@@ -39,6 +40,7 @@ from emfed.models.components import (
     check_rows_suffice,
     keep_dying,
     normalised,
+    split_leaning,
 )
 from emfed.models.factor_metric import FactorMetric
 from emfed.models.loadings import FactorParameters
@@ -180,8 +182,8 @@ class RegressionMixture(MixtureModel):
     ----------
     n_components : int
         The number of components.
-    target : int
-        The position of the column that is explained.
+    target : int or str
+        The column that is explained: its position, or its name where rows have names.
     noise_floor : float
         The least noise variance, as a share of the variance of the target.
     weight_concentration : float
@@ -201,7 +203,7 @@ class RegressionMixture(MixtureModel):
     """
 
     n_components: int
-    target: int = -1
+    target: int | str = -1
     noise_floor: float = 1e-6
     weight_concentration: float = 1.0
     ridge: float = 0.0
@@ -217,6 +219,23 @@ class RegressionMixture(MixtureModel):
             check_type("noise_prior", self.noise_prior, InverseWishart, "InverseWishart(dof=5)")
             if np.ndim(self.noise_prior.scale):
                 raise SettingsError("noise_prior: the scale must be a number, of the variance.")
+
+    def among(self, names: Sequence[str]) -> Self:
+        """The model for a table with these columns, one of which ``target`` may name."""
+        if not isinstance(self.target, str):
+            return self
+        if self.target not in names:
+            raise SettingsError(f"target {self.target!r} is not among the columns {list(names)}.")
+        return dataclasses.replace(self, target=list(names).index(self.target))
+
+    @property
+    def _place(self) -> int:
+        if isinstance(self.target, str):
+            raise SettingsError(
+                f"target {self.target!r} is the name of a column, and these rows have no names: "
+                "give its position."
+            )
+        return self.target
 
     @property
     def _known(self) -> RegressionBound:
@@ -239,14 +258,14 @@ class RegressionMixture(MixtureModel):
 
     def _order(self, d: int) -> IntArray:
         """The columns of x, then that of y."""
-        return np.append(np.delete(np.arange(d), self.target), self.target % d).astype(np.int64)
+        return np.append(np.delete(np.arange(d), self._place), self._place % d).astype(np.int64)
 
     def check(self, data: Any, where: str, columns: Names = None, first: int = 0) -> None:
         """Finite numbers in at least two columns, one of them the target."""
         expected = None if self.bound is None else self.n_inputs + 1
         check_rows(data, where, columns, expected, first)
         d = data.shape[1]
-        if d < 2 or not -d <= self.target < d:
+        if d < 2 or not -d <= self._place < d:
             raise DataError(
                 f"{where}: expected columns of x and a target at position {self.target}; got "
                 f"{d} column{'s' if d > 1 else ''}."
@@ -367,6 +386,9 @@ class RegressionMixture(MixtureModel):
         """Components that explain less than one sample do not hold up the others."""
         return keep_dying(self.layout, before, after, self._known.samples)
 
+    def split(self, statistics: FloatArray, empty: BoolArray, attempt: int) -> FloatArray:
+        return split_leaning(self.layout, statistics, empty, attempt, self.inside)
+
     def held_up(self, params: RegressionParameters) -> tuple[HeldUp, ...]:
         """Components whose rows lie on their line."""
         low = np.flatnonzero(params.noise <= NEAR_FLOOR * self.noise_floor).tolist()
@@ -465,7 +487,7 @@ class RegressionMixture(MixtureModel):
 
     def portrait(self, params: RegressionParameters, names: Sequence[str]) -> Portrait:
         rest = list(names)
-        what = rest.pop(self.target)
+        what = rest.pop(self._place)
         rows = [params.intercepts, *params.coefficients.T, np.sqrt(params.noise)]
         labels = [f"{what}: intercept", *(f"per unit of {n}" for n in rest), "noise (sd)"]
         cells = [[f"{v:.4g}" for v in np.ravel(row)] for row in rows]
@@ -487,7 +509,7 @@ class RegressionMixture(MixtureModel):
 @register_model("regression-mixture")
 def regression_mixture(
     n_components: int,
-    target: int = -1,
+    target: int | str = -1,
     *,
     noise_floor: float = 1e-6,
     weight_concentration: float = 1.0,
@@ -500,8 +522,8 @@ def regression_mixture(
     ----------
     n_components : int
         The number of components.
-    target : int
-        The position of the column that is explained.
+    target : int or str
+        The column that is explained: its position, or its name where rows have names.
     noise_floor : float
         The least noise variance, as a share of the variance of the target.
     weight_concentration : float
@@ -527,4 +549,5 @@ def regression_mixture(
     array([[2.]])
     """
     options = (noise_floor, weight_concentration, ridge, InverseWishart.read(noise_prior))
-    return RegressionMixture(n_components, operator.index(target), *options)
+    place = target if isinstance(target, str) else operator.index(target)
+    return RegressionMixture(n_components, place, *options)

@@ -14,7 +14,7 @@ from typing import Any, final
 import numpy as np
 
 from emfed.algorithms import EM
-from emfed.algorithms.steps import from_lattice
+from emfed.algorithms.steps import from_lattice, no_room, wrap_check
 from emfed.core.errors import (
     CheckpointError,
     ParticipationError,
@@ -66,7 +66,7 @@ from emfed.core.wire import (
     steps_size,
 )
 from emfed.models import build_model
-from emfed.models.binding import Bound, extra_owners, flatten, told_parameters
+from emfed.models.binding import Bound, extra_owners, flatten, of_columns, told_parameters
 from emfed.models.bounded import Asked
 from emfed.models.cells import PaddedCells
 from emfed.models.clusters import Buckets
@@ -294,8 +294,9 @@ class RemoteFederation(Federation):
             traffic.open(self.members.keys, self.members.traffic)
             self._know_members()
         else:
-            build_model(description)  # what workers could not build is refused here, and at once
             wanted = self.columns if columns is None else tuple(columns)
+            # What workers could not build is refused here, and at once.
+            of_columns(build_model(description), wanted)
             before, run, least = self.members.keys, new_run(), self.minimum
             least = max(least, SMALLEST_SET) if self.masks else least
             self._roll.masks, self._roll.uniform = self.masks, self.uniform
@@ -385,7 +386,9 @@ class RemoteFederation(Federation):
         body, asked = encode_question("opening", {}, b""), opening_shape(shapes)
         who, sums = self._ask_all("opening", body, (), asked)
         width = int(np.prod(shapes.get("mean", (0,))))
-        owners = extra_owners(build_model(members.description), width).tolist()
+        owners = extra_owners(
+            of_columns(build_model(members.description), members.columns), width
+        ).tolist()
         uniform = texts.is_uniform(members.settings[0])
         found = Opened.of(sums[0], shapes, owners, uniform)
         each, rest = divmod(found.rows, len(who))
@@ -638,7 +641,7 @@ class RemoteFederation(Federation):
 
         q = len(request.statistics)
         if len(request.workers) < SMALLEST_SET:  # too few were drawn: nobody has a say
-            return replace(Replies.empty(q), energies=np.empty((0, 2)))
+            return replace(Replies.empty(q), energies=np.empty(0))
         asked = _Asked(request.workers.tolist(), messages, remembers=True)
         shape, least = upload_shape(lattice, q), max(enough, SMALLEST_SET)
         try:
@@ -651,7 +654,10 @@ class RemoteFederation(Federation):
         heard |= {*members, *asked.lost}
         lost = np.array(sorted(asked.lost), dtype=np.int64)
         if not members:
-            return replace(Replies.empty(q), lost_memory=lost, energies=np.empty((0, 2)))
+            return replace(Replies.empty(q), lost_memory=lost, energies=np.empty(0))
+        energy = float(sums[1][0])
+        if wrap_check(sums[0]) != sums[2][0]:
+            return no_room(request, q, energy, lost)
         workers, n = np.array(members, dtype=np.int64), len(members)
         assert request.weights is not None
         first = request.weights[np.searchsorted(request.workers, workers[0])]
@@ -665,7 +671,7 @@ class RemoteFederation(Federation):
             evaluations=self.members.counts[workers],
             bytes_up=np.full(n, shape_size(shape)),
             lost_memory=lost,
-            energies=np.vstack([sums[1].astype(np.float64), np.zeros((n - 1, 2))]),
+            energies=np.array([energy, *[0.0] * (n - 1)]),
         )
 
     def _ask_all(

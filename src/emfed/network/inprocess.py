@@ -42,7 +42,7 @@ from emfed.core.streams import Purpose, word_source
 from emfed.data.sources import chunks
 from emfed.data.tables import Piece, Workers, apart
 from emfed.data.workers import WorkerData, with_columns
-from emfed.models.binding import Bound, rounded_opening
+from emfed.models.binding import Bound, of_columns, rounded_opening
 from emfed.models.bounded import Asked, to_integers, whole_sums
 from emfed.models.clusters import Buckets
 from emfed.models.mixture import to_numpy
@@ -375,6 +375,7 @@ class InProcessFederation(Federation):
         if columns is not None:
             self.data = with_columns(self.data, tuple(columns))
         data = self.data
+        model = of_columns(model, data.columns)
         if data.streaming and model.fixed_data:
             raise SettingsError(
                 "this model needs a constant of the data that a stream does not have: use "

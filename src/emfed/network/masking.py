@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -235,14 +236,21 @@ class RunKeys:
         """What the server calls the others: true of those whose keys were verified."""
 
     def learn(self, roster: bytes) -> None:
-        """Take the keys of a run that the server passed on, as far as pinned keys signed them."""
+        """Take the keys of a run that the server passed on, as far as pinned keys signed them.
+
+        A site counts once: under two numbers it would make a set look larger than it is, and with
+        one key under two numbers its masks, added and taken off, would leave nothing masked.
+        """
         if roster == self._roster:
             return
         peers, entries = {}, decode_roster(roster)
         self.names = {number: entry.name for number, entry in entries.items()}
+        seen = Counter(told for e in entries.values() for told in (e.name, e.public))
         for number, entry in entries.items():
             pinned = self.identity.roster.get(entry.name)
             if entry.name == self.identity.name or pinned is None:
+                continue
+            if seen[entry.name] > 1 or seen[entry.public] > 1:
                 continue
             if verify(pinned, _der(entry.signature), entry.statement(self._run)):
                 known = X25519PublicKey.from_public_bytes(entry.public)
@@ -250,7 +258,7 @@ class RunKeys:
         self._roster, self._peers = roster, peers
 
     def strangers(self, members: SetMembers, me: int) -> list[int]:
-        """Members of a set other than this site whose keys nobody whom it knows has signed."""
+        """Members of a set other than this site that are no site that it knows, each one once."""
         return [number for number in members if number != me and number not in self._peers]
 
     def masked(
@@ -261,7 +269,8 @@ class RunKeys:
         for number in members:
             if number == me:
                 continue
-            key = _derive(self._peers[number], context, b"emfed mask")
+            pair = struct.pack("<II", *sorted((me, number)))
+            key = _derive(self._peers[number], context, b"emfed mask" + pair)
             mask = _stream(key, len(words), bits)
             total = total + mask if me < number else total - mask
         return total & _ones(bits)

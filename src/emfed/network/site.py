@@ -24,7 +24,7 @@ from typing import Any, final
 import numpy as np
 
 from emfed.algorithms import build_algorithm
-from emfed.algorithms.steps import settled
+from emfed.algorithms.steps import energy_in, settled
 from emfed.core.errors import DataError, SettingsError, WireError
 from emfed.core.privacy import Privacy, discrete_gaussian, epsilon_of, price_on
 from emfed.core.protocols import (
@@ -86,6 +86,7 @@ from emfed.models.binding import (
     candidates_of,
     extra_owners,
     flatten,
+    of_columns,
     rounded_columns,
     unflatten,
     unflatten_params,
@@ -94,6 +95,7 @@ from emfed.models.bounded import Asked, to_integers, whole_sums
 from emfed.models.cells import PaddedCells
 from emfed.models.clusters import Buckets, Clusters
 from emfed.models.rows import mean_length
+from emfed.models.side_by_side import SideBySide
 from emfed.network import texts
 from emfed.network.addresses import printable
 from emfed.network.inprocess import (
@@ -115,6 +117,7 @@ from emfed.network.masking import (
     to_words,
 )
 from emfed.network.own_clusters import SMALLEST, encode_clusters
+from emfed.network.plausible import MOST_ROWS
 from emfed.network.rules import GuardedRows, Journal, Refusal, SiteRules, counts_named
 from emfed.network.scoring import falls_short, scores_of, scores_width
 from emfed.network.self_check import MISFIT, first_rows, suspicions
@@ -133,6 +136,7 @@ from emfed.network.store import (
     runs_in,
 )
 from emfed.network.sums import (
+    ENERGY_BITS,
     FIRST_QUESTION,
     PRIVATE_BITS,
     WEIGHT,
@@ -185,11 +189,19 @@ def mark(settings: str, instance: int) -> int:
 
 @lru_cache(maxsize=8)
 def _bound(
-    settings: str, constants: bytes, shapes: tuple[tuple[str, tuple[int, ...]], ...]
+    settings: str,
+    columns: Names,
+    constants: bytes,
+    shapes: tuple[tuple[str, tuple[int, ...]], ...],
 ) -> Bound:
     """The model of a run and what binds it; the same for every message of it."""
-    unbound = build_model(read_json(settings)["model"])
+    unbound = of_columns(build_model(read_json(settings)["model"]), columns)
     return Bound(unbound, np.frombuffer(constants), dict(shapes))
+
+
+def _bound_of(joined: Joined) -> Bound:
+    shapes = tuple(joined.shapes.items())
+    return _bound(joined.settings, joined.columns, joined.constants.tobytes(), shapes)
 
 
 @lru_cache(maxsize=16)
@@ -326,12 +338,10 @@ class Site:
 
     @property
     def _width(self) -> int:
-        return max(1, len(self._data.columns or ()))
+        return _width_of(self._data)
 
-    @property
-    def _cells(self) -> int:
-        """Numbers that the data hold, about."""
-        return int(self._data.counts.sum()) * self._width
+    def _bulk(self, hidden: bool) -> int:
+        return bulk_of(self._data, hidden)
 
     def step(self, message: bytes) -> bytes:
         """Answer one message."""
@@ -446,10 +456,12 @@ class Site:
         settings, before = inflate(body), self._store(header.run).joined()
         if before is None or before.settings != settings:  # else it is the same answer again
             self._spend(chosen=False)
-            self._described.check(self._data, self._secret, self.rules)
+            if texts.privacy_of(content) is None:  # else noise covers who came, and a no would tell
+                self._described.check(self._data, self._secret, self.rules)
         if not self._listed:
             self.rules.check_columns(wanted, self._data.columns)
         data = _arranged(self._data, wanted)
+        model = of_columns(model, data.columns)
         opening = LoopFederation(data).open(model)
         count, supports = int(opening.counts[0]), opening.supports
         summary = _of_one(opening.summaries)
@@ -465,9 +477,14 @@ class Site:
         if masked:
             given = opening.summaries, opening.totals, opening.counts, uniform
             summary = _of_one(with_weight(*given))
-        alone = [] if own else _alone(model, count, summary)
         privacy = texts.privacy_of(content)
         hidden = masked or privacy is not None  # no number of this site alone is told as it is
+        if not own:
+            # Counts that a description names are a first guess: a chain has the square of its
+            # states. Of any number of rows: a refusal tells nothing of how many are here.
+            sizes = [one.layout.size for one in _alone(model, MOST_ROWS, summary)]
+            self.rules.check_size(sum(sizes), self._bulk(hidden))
+        alone = [] if own else _alone(model, count, summary)
         self.rules.check_statistics(int(count * mean_length(summary)), alone, own, hidden)
         shapes = {name: values.shape for name, values in summary.items()}
         new = Joined(settings, 0, count, shapes, data.columns, rows=self._digest)
@@ -501,15 +518,11 @@ class Site:
     def _admitted(self, content: Mapping[str, Any]) -> Model:
         """Return the model of a hello, if the owner's rules let this site take part at all."""
         description = content.get("model")
-        named = isinstance(description, Mapping) and str(description.get("model"))
-        if named:
-            self.rules.check_model(named)
-        if named != SPARSE:
-            self.rules.check_size(counts_named(description) * self._width, self._cells)
+        masked, privacy = content.get("masks") is True, texts.privacy_of(content)
+        check_ask(self.rules, description, self._data, masked or privacy is not None)
         if self.approve is not None:
             self.approve(content)
         model: Model = build_model(description)
-        masked, privacy = content.get("masks") is True, texts.privacy_of(content)
         self.rules.check_privacy(privacy)
         if not masked and not self.rules.unmasked:
             told = "statistics" if privacy is None else "statistics, with noise"
@@ -577,7 +590,8 @@ class Site:
 
         Without masks nobody else's noise is in the answer: this site's own is all of it.
 
-        The noise follows from the site's secret, the question and the sums. So an answer that is
+        The noise follows from the site's secret, its instance in the run, the question and the
+        sums. So an answer that is
         asked for again is the same bit for bit, after whatever kill, and is charged once; over
         other rows it has other noise, and is charged.
         """
@@ -588,13 +602,15 @@ class Site:
         masked = texts.is_masked(joined.settings)
         if not masked and asked.shares != 1:
             raise WireError("without masks a private answer has the noise of one site.")
-        self.rules.check_size(asked.size, self._cells)
+        self.rules.check_size(asked.size, self._bulk(True))
         data = self._rows(joined)
         if asked.columns != data.worker(0).shape[1]:
             raise WireError("a private question is about other columns than the run's.")
         self._spend(chosen=False)
         exact = to_integers(asked, whole_sums(asked, plain_rows(data, 0)))
-        own = hashlib.sha256(about).digest() + exact.astype("<i8").tobytes()
+        # A site that forgot the run forgot for which sets it told its answers: it has other noise.
+        place = joined.instance.to_bytes(8, "little")
+        own = hashlib.sha256(about).digest() + place + exact.astype("<i8").tobytes()
         cost = price_on(asked.step, asked.size, asked.shares)
         name = self._secret.derive("charged", own).hex()[:16]
         if not self._allowance.use(f"{header.run:016x}", cost, name):
@@ -731,18 +747,24 @@ class Site:
         """The model that a view names, bound; under the owner's rule on small groups."""
         if joined.number < 0:
             raise Refusal(Reason.UNKNOWN_RUN, "the constants of this run never came: say hello.")
-        bound = _bound(joined.settings, joined.constants.tobytes(), tuple(joined.shapes.items()))
-        self.rules.check_size((view.clusters or 1) * self._width, self._cells)
+        bound, masked = _bound_of(joined), texts.is_masked(joined.settings)
+        self.rules.check_size((view.clusters or 1) * self._width, self._bulk(masked))
         model = bound.view(view)
         if model.layout.size > LARGEST_STATISTICS:
             raise SettingsError(f"{model.layout.size} statistics are more than a message can hold.")
-        self.rules.check_size(model.layout.size, self._cells)
-        if texts.is_masked(joined.settings):
+        self.rules.check_size(model.layout.size, self._bulk(masked))
+        if masked:
             # Of a sum the unknowns are all values of all rows, and nobody knows whose they are.
             steps = joined.constants[0] * mean_length(_whole(joined))
             self.rules.check_spare(int(steps) * self._width, model.layout.size)
         if isinstance(model, Clusters | Buckets):
             return model.silent_below(self.rules.smallest_group or SMALLEST_CLUSTER)
+        if not isinstance(model, HasSupports):
+            # What these rows alone cannot have, such as more components than rows, was not judged
+            # at the join.
+            steps = joined.count * mean_length(_whole(joined))
+            for part in model.models if isinstance(model, SideBySide) else [model]:
+                self.rules.check_statistics(int(steps), [part], masked=masked)
         return model
 
     def _rows(self, joined: Joined) -> Workers:
@@ -796,13 +818,16 @@ class Site:
             if falls_short(told[None], data.counts)[0]:
                 self._warn(header.run, MISFIT)
         elif kind == "validation":
+            if masked and (not isinstance(model, SideBySide) or len(model.models) != 2):
+                self._check_folds()  # which part a site looks at would follow from its number
             me, total = np.array([joined.number]), float(joined.constants[0])
             values = validation_of(model, params, data, me, total)[0]
         else:
             values = answer(Question(kind, WHOLE, params), model, data.pieces(_ME), _ALONE)
         note = f"{ANSWERS[kind]}: {len(values)} numbers"
         if masked:
-            told = [to_fixed(values, self._share(joined, data))]
+            sites = len(self._keys(header.run, joined).names)
+            told = [to_fixed(values, self._share(joined, data), sites)]
             return self._ready(header, about, asked, told, note)
         return Kind.ANSWER, encode_floats(values), note
 
@@ -852,7 +877,7 @@ class Site:
         """What the summary of all rows follows from, to be added up."""
         if not texts.is_masked(joined.settings):
             raise WireError("an opening is asked for in a masked run alone.")
-        unbound = build_model(read_json(joined.settings)["model"])
+        unbound = of_columns(build_model(read_json(joined.settings)["model"]), joined.columns)
         self._spend(chosen=False)
         opening = LoopFederation(self._rows(joined)).open(unbound)
         uniform = texts.is_uniform(joined.settings)
@@ -902,11 +927,11 @@ class Site:
         if phase.view.folds and texts.is_masked(joined.settings):
             self._check_folds()
         model, algorithm = self._model(joined, phase.view), phase.algorithm
-        self.rules.check_size(counts_named(algorithm.describe()), self._cells)
+        masked, lattice = texts.is_masked(joined.settings), None
+        self.rules.check_size(counts_named(algorithm.describe()), self._bulk(masked))
         own = isinstance(model, HasSupports)
         q = joined.count if own else model.layout.size
         told = q if algorithm.tells_statistics else 0
-        masked, lattice = texts.is_masked(joined.settings), None
         if masked:
             self._keys(header.run, joined)
             lattice, content = decode_lattice(content)
@@ -979,8 +1004,10 @@ class Site:
         subject = round_subject(_phase(joined.phase).view, state.statistics)
         subject = hashlib.sha256(joined.constants.tobytes() + subject).digest()
         about = b"round" + state.links.about.encode()
-        blocks: list[NumberBlock] = [(told[:-2], lattice.bits), (told[-2:], 64)]
-        note = f"{len(told) - 2} statistics, to be added up"
+        energy: Any = np.array([energy_in(told)], dtype=object)
+        blocks: list[NumberBlock] = [(told[:-3], lattice.bits), (energy, ENERGY_BITS)]
+        blocks.append((told[-1:], 64))
+        note = f"{len(told) - 3} statistics, to be added up"
         waits = self._waits(header, about)
         return waits or self._ready(header, about, subject, blocks, note)
 
@@ -992,7 +1019,7 @@ class Site:
         before = None if state is None else _phase(state.phase)
         if state is None or before is None or not 0 < phase.since <= before.number:
             return _fresh(phase.algorithm, q, joined.phase)
-        bound = _bound(joined.settings, joined.constants.tobytes(), tuple(joined.shapes.items()))
+        bound = _bound_of(joined)
         places = bound.kept(before.view, phase.view)
         columns = phase.algorithm.state_fields(len(state.statistics))
         rows = narrow(state.rows, columns, places)
@@ -1026,6 +1053,27 @@ class Site:
         if again and len(replies.workers):
             return state, replies
         return State(rows, request.round, request.statistics, state.phase), replies
+
+
+def _width_of(data: Workers) -> int:
+    return max(1, len(data.columns or ()))
+
+
+def bulk_of(data: Workers, hidden: bool) -> int:
+    """Numbers that the data hold, about; none where nobody may learn how many there are.
+
+    A limit that grows with the rows tells their number to whoever asks for ever larger models.
+    """
+    return 0 if hidden else int(data.counts.sum()) * _width_of(data)
+
+
+def check_ask(rules: SiteRules, description: Any, data: Workers, hidden: bool) -> None:
+    """Refuse a model that the owner does not allow, or that is too large, before it is made."""
+    named = isinstance(description, Mapping) and str(description.get("model"))
+    if named:
+        rules.check_model(named)
+    if named != SPARSE:
+        rules.check_size(counts_named(description) * _width_of(data), bulk_of(data, hidden))
 
 
 def _linked(before: State, after: State, asked: bytes) -> State:

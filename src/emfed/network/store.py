@@ -358,7 +358,7 @@ class Allowance(SpentOnce):
             for path in self._paths:
                 self._disk.settle(path)
             return True
-        if known.used + mu_squared > known.budget * (1 + 1e-6):
+        if known.used + mu_squared > known.budget * (1 + 1e-9):
             return False
         told = (*known.answers, name)
         self._write(total, runs | {run: RunAllowance(known.budget, known.used + mu_squared, told)})
@@ -433,8 +433,15 @@ class DescribedRows:
 
 
 def _all_digests(data: Workers, secret: Secret) -> NDArray[np.uint64]:
-    """One word for each row, sorted."""
-    return np.sort(np.concatenate([_digests(piece.rows, secret) for piece in data.pieces(_ME)]))
+    """One word for each row and its weight, sorted: a row whose weight changes is another row."""
+    found = []
+    for piece in data.pieces(_ME):
+        words = _digests(piece.rows, secret)
+        if data.row_weights is not None:
+            own = data.row_weights[0][piece.first : piece.first + len(words)]
+            words = words + _mixed(own[:, None], [secret.seed("weight") | 1])
+        found.append(words)
+    return np.sort(np.concatenate(found))
 
 
 def digest_of_rows(data: Workers, secret: Secret) -> str:
@@ -447,8 +454,13 @@ def digest_of_rows(data: Workers, secret: Secret) -> str:
 def _digests(rows: Any, secret: Secret) -> NDArray[np.uint64]:
     """A sum of each row's words, times secret numbers: others collide once in 2^60 or so."""
     table = np.ascontiguousarray(to_numpy(rows), dtype=np.float64)
-    words = table.reshape(table.shape[1], -1).view(np.uint64)
-    keys = [secret.seed(f"row {column}") | 1 for column in range(words.shape[1])]
+    table = table.reshape(table.shape[1], -1)
+    return _mixed(table, [secret.seed(f"row {j}") | 1 for j in range(table.shape[1])])
+
+
+def _mixed(table: FloatArray, keys: Sequence[int]) -> NDArray[np.uint64]:
+    """One word for each row of a table."""
+    words = np.ascontiguousarray(table).view(np.uint64)
     mixed = words * np.uint64(0x9E3779B97F4A7C15)
     mixed ^= mixed >> np.uint64(29)
     return np.asarray((mixed * np.array(keys, dtype=np.uint64)).sum(axis=1, dtype=np.uint64))

@@ -55,28 +55,28 @@ MOST_FIXED = 2.0**52
 """The largest of them: a thousand sites have room, and 1e6 nats of a mean row."""
 EXACT_BITS, EXACT_STEP = 256, Fraction(1, 2**96)
 """Sums of an opening: so wide that raw second moments lose nothing to cancellation."""
+SHARE_ROUNDING = 1e-9
+"""What rounding may add to a site's share of all rows."""
 CHECK: NumberBlock = (np.zeros(1, dtype=np.int64), 64)
 """A word that is zero in every answer: its sum is zero if the masks were those of one set."""
 FIRST_QUESTION = 1 << 27
 """Numbers from here on are those of questions, below of rounds; all questions take four bytes."""
-_LATTICE = struct.Struct("<dBQd")
+_LATTICE = struct.Struct("<dBd")
 
 
 def encode_lattice(lattice: Lattice) -> bytes:
     """A request's lattice, after the rest of its body."""
-    return _LATTICE.pack(lattice.step, lattice.bits, lattice.bound, lattice.rate)
+    return _LATTICE.pack(lattice.step, lattice.bits, lattice.rate)
 
 
 def decode_lattice(body: bytes) -> tuple[Lattice, bytes]:
     """The inverse of `encode_lattice`, and the rest of the body."""
     if len(body) < _LATTICE.size:
         raise WireError("a masked request ends with its lattice.")
-    step, bits, bound, rate = _LATTICE.unpack_from(body, len(body) - _LATTICE.size)
-    if not (
-        0 < step < 1e300 and 2 <= bits <= 64 and 0 < bound < 2 ** (bits - 1) and 0 <= rate <= 1
-    ):
+    step, bits, rate = _LATTICE.unpack_from(body, len(body) - _LATTICE.size)
+    if not (2.0**-80 <= step < 1e300 and 2 <= bits <= 64 and 0 <= rate <= 1):
         raise WireError("a lattice that cannot be.")
-    return Lattice(step, bits, bound, rate), body[: -_LATTICE.size]
+    return Lattice(step, bits, rate), body[: -_LATTICE.size]
 
 
 LATTICE_SIZE = _LATTICE.size
@@ -88,9 +88,13 @@ def round_subject(view: View, statistics: FloatArray) -> bytes:
     return hashlib.sha256(repr(view).encode() + statistics.astype(np.float32).tobytes()).digest()
 
 
+ENERGY_BITS = 128
+"""Bits of a squared length: on the finest lattice those of statistics near 1 have 70."""
+
+
 def upload_shape(lattice: Lattice, q: int) -> Shape:
-    """A round's blocks: symbols, then two energies and the check."""
-    return ((q, lattice.bits), (2, 64), (1, 64))
+    """A round's blocks: symbols, then their length with `wrap_check`, and the check of masks."""
+    return ((q, lattice.bits), (1, ENERGY_BITS), (1, 64), (1, 64))
 
 
 def answer_shape(width: int) -> Shape:
@@ -131,14 +135,21 @@ def _split(answer: bytes, shape: Shape) -> list[NDArray[Any]]:
     return out
 
 
-def to_fixed(values: FloatArray, weight: float) -> NumberBlock:
+def to_fixed(values: FloatArray, weight: float, sites: int) -> NumberBlock:
     """An answer in fixed point, weighted, with its weight.
 
-    What has no room is cut: a refusal would tell that some row is far from all that was expected.
+    A refusal of what has no room would tell that some row is far from all that was expected. If it
+    were cut, a server that says how large the numbers are would let all sites but one be cut, and
+    read the one. So a random number takes its place, larger than what the others can tell: the sum
+    is as high or as low as it should be, and tells nothing else. So it is with all numbers where
+    the server lies about the number of rows, and this site had more than all of them.
     """
     told = np.concatenate([values * weight, [weight]]) / FIXED_STEP
-    cut = np.clip(np.nan_to_num(told, nan=-MOST_FIXED), -MOST_FIXED, MOST_FIXED)
-    return np.rint(cut).astype(np.int64), FIXED_BITS
+    inside = (np.abs(told) <= MOST_FIXED) & (0 < weight <= 1 + SHARE_ROUNDING)
+    most = (1 << 62) // max(sites, 1)
+    drawn = np.frombuffer(os.urandom(8 * len(told)), np.uint64) % np.uint64(most // 2)
+    hidden = np.where(told > 0, 1, -1) * (most // 2 + drawn.astype(np.int64))
+    return np.where(inside, np.rint(np.where(inside, told, 0)).astype(np.int64), hidden), FIXED_BITS
 
 
 def from_fixed(total: NDArray[np.int64]) -> tuple[FloatArray, float]:
@@ -434,8 +445,9 @@ class SiteSums:
         if not why and (strange := keys.strangers(members, me)):
             names = ", ".join(keys.names.get(n, f"worker {n}") for n in strange)
             why = (
-                f"this set has members whose keys no identity in this site's roster has signed: "
-                f"{names}. Put their NAME.pub into the roster (`emfed keys roster`)."
+                f"this set has members whose keys no identity in this site's roster has signed, or "
+                f"that are there twice: {names}. Put their NAME.pub into the roster (`emfed keys "
+                "roster`)."
             )
         if why:
             raise Refusal(Reason.NOT_NOW, why)

@@ -73,6 +73,15 @@ def test_families_name_the_exceptions_in_every_face() -> None:
         mixture(families={"nights": "poisson"}).fit(frame)
     with pytest.raises(emfed.SettingsError, match="'nights', which is not among the columns"):
         emfed.fit(emfed.mixed_mixture(2, {"nights": "poisson"}), frame)
+    width = frame.shape[1]
+    with pytest.raises(emfed.SettingsError, match=f"lists 1 families, and X has {width} columns"):
+        mixture(families=["poisson"]).fit(frame)
+
+
+def test_nan_is_told_what_goes_with_missing_values() -> None:
+    rows = np.array([[1.0, 2.0], [np.nan, 1.0], [3.0, 4.0]])
+    with pytest.raises(emfed.DataError, match="with covariance_type 'full' or 'diag'"):
+        emfed.FederatedGaussianMixture(covariance_type="tied").fit(rows)
 
 
 def test_files_keep_which_word_is_which_code(tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def test_where_workers_are_alike_corrections_change_nothing(kind: str) -> None:
     for plain, corrected in itertools.islice(zip(*runs, strict=True), 5):
         np.testing.assert_allclose(plain.params.means, corrected.params.means, atol=1e-6)
         worth.append(float(model.log_likelihood(data.rows, plain.params)))
-        assert plain.bytes_up == floats_size(FreeChart(start).size, "float32")
+        assert plain.vector_bytes == floats_size(FreeChart(start).size, "float32")
     assert np.all(np.diff(worth) > 0)
 
 
@@ -110,4 +110,6 @@ def test_every_method_runs_and_tells_its_cost(run: str) -> None:
     told = run_method(replace(settings, rounds=2), 0, lambda: None, lambda share: None)
     assert np.isfinite(told["log_likelihood"]).all()
     assert (np.diff(told["round"]) > 0).all()
-    assert (told["payload_up"] > 0).all()
+    for direction in ("bytes_up", "bytes_down"):
+        assert told[direction][0] > 0
+        assert (np.diff(told[direction]) > 0).all()

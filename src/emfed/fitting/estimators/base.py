@@ -130,6 +130,11 @@ class FederatedEstimator(BaseEstimator):
                 )
             words = [name for name, family in given.items() if _is_word(family)]
         elif isinstance(given, (list, tuple)):
+            if names and len(given) != len(names):
+                raise SettingsError(
+                    f"families lists {len(given)} families, and X has {len(names)} columns: give "
+                    "one for each, or name the exceptions as {column: family}."
+                )
             words = [name for name, family in zip(names, given, strict=False) if _is_word(family)]
         else:
             words = names if _is_word(given) else []
@@ -228,7 +233,7 @@ class FederatedEstimator(BaseEstimator):
     def _run(self, settings: FitSettings, network: Federation) -> Fitted:
         """The fit, with a bar and a last line where the user wants to see it."""
         name = type(self).__name__
-        with shown(settings, NOBODY, bool(self.verbose), name) as watch:
+        with shown(settings.limits, NOBODY, bool(self.verbose), name) as watch:
             found = run_fit(settings, network, watch)
         if self.verbose:
             sys.stderr.write(f"{name}: {found.result.outcome}\n")

@@ -161,11 +161,11 @@ def _better(estimator: Any, X: Any, told: str, where: str) -> str | None:
             remedy += ", or put NaN there and say missing=True if the value is not known"
         return f"{at}Input X contains infinity{_first(X, np.isinf)}: {remedy}."
     if "contains NaN" in told:
-        remedy = (
-            "say missing=True if they are missing at random"
-            if able
-            else "fill them in first, by FederatedImputer for one"
-        )
+        remedy = "fill them in first, by FederatedImputer for one"
+        if able:
+            remedy = "say missing=True if they are missing at random"
+            if getattr(estimator, "covariance_type", "full") not in ("full", "diag"):
+                remedy += " (with covariance_type 'full' or 'diag')"
         return f"{at}{told.split('.')[0].splitlines()[0]}{_first(X, np.isnan)}: {remedy}."
     if "could not convert string" in told and np.ndim(X) == 2:
         for column, values in enumerate(np.asarray(X, dtype=object).T):

@@ -193,6 +193,20 @@ def _power(moment: FloatArray, exponent: float) -> FloatArray:
     return np.asarray((vectors * np.maximum(values, least) ** exponent) @ vectors.T)
 
 
+NARROW_COLUMN = 1e-4
+"""The variance of a column beside that of the widest from which on all are drawn in units of their
+own: eigenvalues are right to 1e-16 of the largest, and columns of seconds stand beside hours."""
+
+
+def _unit_of(whole: FloatArray) -> FloatArray | None:
+    """The spread of each column; None where they are about alike."""
+    variances = np.diagonal(whole)
+    varies = variances > 0
+    if not varies.any() or variances[varies].min() >= NARROW_COLUMN * variances.max():
+        return None
+    return np.where(varies, np.sqrt(np.where(varies, variances, 1.0)), 1.0)
+
+
 def drawn(
     mass: FloatArray,
     means: FloatArray,
@@ -205,6 +219,10 @@ def drawn(
     Their covariance is that of all rows, ``whole``, to the last digit if it is ``matched``; where
     nobody knows it, variances are 1.
     """
+    if whole is not None and (unit := _unit_of(whole)) is not None:
+        inner = whole / np.outer(unit, unit)
+        points, weights = drawn(mass, means / unit, inner, seed, matched)
+        return points * unit, weights
     rows = min(max(ROWS, ROWS_PER_BUCKET * len(mass)), MOST_ROWS)
     counts = np.maximum(1, np.round(rows * mass)).astype(np.int64)
     bucket, d = np.repeat(np.arange(len(mass)), counts), means.shape[1]

@@ -28,7 +28,7 @@ def check_device(name: Any) -> Any:
     asked = str(name)
     if find_spec("torch") is None:
         raise SettingsError(
-            f"device={asked!r} needs torch, which is not installed: pip install 'emfed[gpu]', or "
+            f"device={asked!r} needs torch, which is not installed: pip install torch, or "
             "leave device out."
         )
     import torch

@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import secrets
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -22,6 +24,7 @@ from pathlib import Path
 from typing import Any, final
 from urllib.parse import parse_qs
 
+from emfed.core.errors import EmfedError
 from emfed.network.keys import WARNING_DAYS, write_private
 
 logger = logging.getLogger(__name__)
@@ -35,6 +38,8 @@ TICK_SECONDS, BEAT_SECONDS = 0.5, 15.0
 """Between two looks for news, and the longest silence on a live page's connection."""
 MOST_READERS = 32
 """Pages that are open at once: each is a thread."""
+MOST_CALLERS = 128
+"""Connections at once, of any account of this machine: more are closed unread."""
 LARGEST_FORM = 1000
 """Bytes of what a page may send back."""
 StateFunction = Callable[[], Mapping[str, Any]]
@@ -94,7 +99,25 @@ class _Server(ThreadingHTTPServer):
     def __init__(self, port: int, secret: str, state: StateFunction, answer: Answer | None) -> None:
         self.secret, self.state, self.answer = secret, state, answer
         self.closing, self.readers = threading.Event(), threading.Semaphore(MOST_READERS)
+        self._callers = threading.Semaphore(MOST_CALLERS)
         super().__init__(("127.0.0.1", port), _Handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if self._callers.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._callers.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A browser that goes in mid-answer is no news; the rest is for the log."""
+        if not isinstance(sys.exception(), OSError):
+            logger.exception("the page could not be shown")
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -117,14 +140,28 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         path = self._path()
-        if path is None:
-            return
+        if path is not None:
+            self._in_words(self._show, path)
+
+    def do_POST(self) -> None:
+        path = self._path()
+        if path is not None:
+            self._in_words(self._take, path)
+
+    def _in_words(self, answer: Callable[[str], None], path: str) -> None:
+        """Say what is wrong with the folder's files, or with what was asked, on the page."""
+        try:
+            answer(path)
+        except EmfedError as error:
+            self._say(500 if self.command == "GET" else 400, "text/plain", f"{error}\n")
+
+    def _show(self, path: str) -> None:
         if path in FILES:
             name, kind = FILES[path]
             text = (Path(__file__).parent / name).read_text(encoding="utf-8")
             self._say(200, kind, text)
         elif path == "state":
-            self._say(200, "application/json", json.dumps(self.server.state()))
+            self._say(200, "application/json", _as_json(self.server.state()))
         elif path == "events":
             self._tell()
         elif path == "metrics":
@@ -136,10 +173,8 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self._say(404, "text/plain", "nothing here\n")
 
-    def do_POST(self) -> None:
-        path, answer = self._path(), self.server.answer
-        if path is None:
-            return
+    def _take(self, path: str) -> None:
+        answer = self.server.answer
         here = f"http://{self.headers.get('Host')}"
         length = self.headers.get("Content-Length", "")
         if path != "answer" or answer is None or self.headers.get("Origin") != here:
@@ -181,7 +216,10 @@ class _Handler(BaseHTTPRequestHandler):
             self.end_headers()
             last, beat = "", time.monotonic()
             while not self.server.closing.is_set():
-                text = json.dumps(self.server.state())
+                try:
+                    text = _as_json(self.server.state())
+                except EmfedError as error:  # a file that is damaged now may be mended soon
+                    text = json.dumps({"line": str(error), "reasons": []})
                 if text != last or time.monotonic() - beat > BEAT_SECONDS:
                     self.wfile.write(f"data: {text}\n\n".encode())
                     self.wfile.flush()
@@ -194,6 +232,19 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:
         """Requests are not worth a line; the address holds the secret."""
+
+
+def _as_json(state: Mapping[str, Any]) -> str:
+    """What a browser can read: numbers of a fit that ran away are not finite, and become null."""
+
+    def finite(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {name: finite(part) for name, part in value.items()}
+        if isinstance(value, list | tuple):
+            return [finite(part) for part in value]
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+
+    return json.dumps(finite(state), allow_nan=False)
 
 
 SILENT_SECONDS = 60.0

@@ -177,7 +177,8 @@ class SiteSupervisor(ABC):
                     report("look at your rows", entry["content"])
                 elif entry["kind"] == "end":
                     report("state", entry["content"])
-                    self._over = not (self.stay or entry["content"].endswith(MORE))
+                    last = not (self.stay or entry["content"].endswith(MORE))
+                    self._over = last and not self.dry_run
                 else:
                     report("would send" if self.dry_run else "sent", describe(entry))
             except (json.JSONDecodeError, KeyError):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, final
@@ -52,14 +53,23 @@ def read_orders(folder: Path) -> Orders:
         ) from None
 
 
-def change_orders(folder: Path, **changes: Any) -> Orders:
-    """Say something new; two who do so at once do not undo each other."""
+def change_orders(
+    folder: Path, expel: Mapping[str, str | None] | None = None, **changes: Any
+) -> Orders:
+    """Say something new; two who do so at once do not undo each other.
+
+    ``expel`` has sites that are out from now on, with the reason; None lets one back in.
+    """
     if not folder.is_dir():
         raise SettingsError(f"{folder} holds no run.")
     with alone(folder / "orders.lock", 5.0) as mine:
         if not mine:
             raise EmfedError(f"another command changes {folder / ORDERS}: try again.")
-        orders = dataclasses.replace(read_orders(folder), **changes)
+        before = read_orders(folder)
+        if expel is not None:
+            out = {**before.expelled, **expel}
+            changes["expelled"] = {name: why for name, why in out.items() if why is not None}
+        orders = dataclasses.replace(before, **changes)
         text = json.dumps(dataclasses.asdict(orders), indent=1) + "\n"
         write_atomic(folder / ORDERS, text.encode())
     return orders

@@ -161,10 +161,10 @@ def say_farewell(transport: Noted, config: Config, status: Status) -> None:
             if kind is Kind.END or kind is Kind.REFUSAL:  # an older release refuses it
                 untold.discard(key)
                 logger.info("%s knows that the run is over", key)
-        left, names = end - time.monotonic(), ", ".join(sorted(untold))
-        why = f"waiting up to {max(left, 0.0):.0f} s for {names}, to say that it is over"
+        names = ", ".join(sorted(untold))
+        why = f"waiting up to {sites.farewell:.0f} s for {names}, to say that it is over"
         status.say("finished", untold=sorted(untold), why=why if untold else "")
-        if left < 0:
+        if time.monotonic() > end:
             why = f"not told that it is over: {names}; `emfed serve`, started again, tells them"
             logger.warning("%s", why)
             status.say("finished", why=why)
@@ -190,6 +190,7 @@ def _fit(transport: Noted, config: Config, status: Status) -> Served:
     if settings.masks is None:  # who is late is waited for, and not done without
         many = sites.expected >= SMALLEST_SET
         settings = settings.but(masks=transport.between_machines and many)
+    shown.masked = bool(settings.masks)
     pause, hopeless = ASK_SECONDS, None
     while True:
         shown.limit = read_orders(folder).rounds or config.settings.rounds or ROUNDS
@@ -260,6 +261,8 @@ class _Shown:
         self._folder, self.limit = config.place("folder"), 0
         self.began = time.monotonic()
         """When a round last came to its end."""
+        self.masked, self._told = False, ""
+        """Whether rounds wait for everybody, and which wait is in the log already."""
         self._gains: list[float] = []
         self._history: deque[tuple[int, float | None, float | None]] = deque(maxlen=HISTORY)
         self._detailed = self._drawn = 0.0
@@ -267,7 +270,7 @@ class _Shown:
 
     def __call__(self, record: RoundRecord) -> bool:
         """After a round; True ends the fit."""
-        self.began = time.monotonic()
+        self.began, self._told = time.monotonic(), ""
         self._history.append((record.round, record.squared_H, record.gain))
         if record.gain is not None:
             self._gains.append(record.gain)
@@ -304,6 +307,12 @@ class _Shown:
     def miss(self, silent: list[str]) -> None:
         """Say whom the run waits for: a masked round needs everybody, for minutes."""
         why = f"no answer from {', '.join(silent)}"
+        if self.masked:
+            why += "; without it there is no sum, so the run waits some minutes (`emfed control "
+            why += "expel` goes on at once)"
+        if self._told != why:
+            self._told = why
+            logger.warning("%s", why)
         self._status.say("waiting", why=why, **self.sites())
 
     def sites(self) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import numpy as np
 
 from emfed.algorithms import AutoEM
 from emfed.core.configuration import check_keys
-from emfed.core.errors import DataError, SettingsError
+from emfed.core.errors import DataError, EmfedError, SettingsError
 from emfed.core.protocols import FloatArray
 from emfed.core.storage import DISK, Disk, read_json_file, write_atomic
 from emfed.core.wire import (
@@ -49,9 +49,11 @@ from emfed.network.addresses import alone
 from emfed.network.deployment.approval import check_approved
 from emfed.network.keys import SealedDisk, read_seal
 from emfed.network.masking import SiteIdentity
-from emfed.network.rules import Journal
+from emfed.network.rules import Journal, Refusal
+from emfed.network.site import check_ask
 from emfed.network.store import runs_in
 from emfed.network.sums import FIRST_QUESTION
+from emfed.network.texts import privacy_of
 
 MODEL, MEMORY = "model.emfed", "memory"
 JOURNAL, REHEARSAL = "messages.jsonl", "dry-run.jsonl"
@@ -265,18 +267,25 @@ def look_first(folder: Path, message: bytes) -> bytes:
     if is_short(message) or kind_of(message) is not Kind.HELLO:
         return answer
     about, hello = read_about(folder), decode_text(peek(message)[1])
+    rules, rows = SiteRules(**about["rules"]), read_rows(about["data"])
     try:
+        hidden = hello.get("masks") is True or privacy_of(hello) is not None
+        check_ask(rules, hello.get("model"), rows, hidden)
         lines = rehearse(
-            build_model(hello["model"]),
+            build_model(hello.get("model")),
             AutoEM(),
-            read_rows(about["data"]),
-            rules=SiteRules(**about["rules"]),
+            rows,
+            rules=rules,
             columns=hello.get("columns") or about["columns"],
             listed=about["columns"],
             scores=True,
         )
-    except DataError as error:  # other columns than the run's
+    except (EmfedError, Refusal) as error:  # other columns than the run's, or an impossible ask
         lines = [{"kind": "refusal", "bytes": 0, "content": str(error)}]
+    words = "that was the rehearsal, and nothing but a refusal was sent"
+    if hello.get("masks") is True:
+        words += "; in this run such numbers leave masked, as parts of sums over all sites"
+    lines.append({"kind": "end", "content": words})
     text = "".join(json.dumps(line) + "\n" for line in lines)
     write_atomic(folder / REHEARSAL, text.encode())
     return answer

@@ -120,6 +120,8 @@ class SiteConnection:
         self._line: SiteLine | None = None
         self._ended = 0
         """The code with which the server ended the last connection; 0 without one."""
+        self._leaving = False
+        """Whether the connection ends because this end wants it so."""
         self._welcomed = False
         """Whether this server has let us in before: then nothing it does later makes us end."""
 
@@ -136,6 +138,7 @@ class SiteConnection:
                     working.result()
                     return
         finally:
+            self._leaving = True
             with contextlib.suppress(TimeoutError):
                 background.run(self._leave(), 3.0)
             background.stop()
@@ -170,6 +173,7 @@ class SiteConnection:
                 why = await self._call(worker, report)
                 if self.over:
                     report("state", why)
+                if self.over or self._leaving:
                     return
                 failures = 1 if loop.time() - began > STEADY_SECONDS else failures + 1
                 longest = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** (failures - 1))

@@ -14,15 +14,16 @@ import numpy as np
 from emfed.algorithms import EM, AutoEM, FedEM, VRFedEM
 from emfed.compressors import Identity, SubtractiveDithering
 from emfed.core.errors import EmfedWarning, SettingsError, check_count, check_range
+from emfed.core.ledger import Ledger
 from emfed.core.protocols import Algorithm
 from emfed.core.streams import Purpose, normals, uniforms
+from emfed.core.wire import REPLY_ENVELOPE, REQUEST_ENVELOPE
 from emfed.data.workers import WorkerData
 from emfed.fitting.driver import open_run
 from emfed.fitting.private import private_run
 from emfed.fitting.settings import FitSettings
 from emfed.models import gaussian_mixture
 from emfed.network.inprocess import StackedFederation
-from emfed.network.sums import private_shape, shape_size
 from emfed.theory.experiments.digits import VARIABLE, deal
 from emfed.theory.experiments.peers import Point, Tables, averaged_fits, averaging
 
@@ -90,6 +91,8 @@ class MethodSettings:
     """Both are those of VR-FedEM."""
     local_steps: int = 5
     """Passes between two rounds of FedAvg and SCAFFOLD."""
+    passes: int = 300
+    """FedAvg and SCAFFOLD make no round that would take more passes in all."""
     epsilon: float = 1.0
     """The epsilon of private AutoEM."""
     rounds: int = 100
@@ -100,7 +103,7 @@ class MethodSettings:
 
     def __post_init__(self) -> None:
         """Refuse bad settings at once."""
-        for name in ("batch_size", "inner_rounds", "local_steps", "rounds"):
+        for name in ("batch_size", "inner_rounds", "local_steps", "passes", "rounds"):
             check_count(name, getattr(self, name))
         check_range("step_size", self.step_size, 0, np.inf, open_low=True, open_high=True)
         check_range("noise", self.noise, 0, np.inf, open_low=True, open_high=True)
@@ -140,9 +143,10 @@ class MethodSettings:
     def cost(self) -> float:
         """Very roughly, the milliseconds it takes."""
         each = {"mnist": 35.0, "beijing": 25.0, "storms": 4.0, "simulated": 1.0}[self.data]
-        passes = self.local_steps if self.method in ("FedAvg", "SCAFFOLD") else 1
-        once = self.method in ("one-shot merge", "averaged local fits")
-        return each * (50 if once else self.rounds * passes)
+        if self.method in ("one-shot merge", "averaged local fits"):
+            return each * 50
+        local = self.method in ("FedAvg", "SCAFFOLD")
+        return each * (min(self.passes, self.rounds * self.local_steps) if local else self.rounds)
 
     @property
     def used(self) -> dict[str, Any]:
@@ -154,6 +158,7 @@ class MethodSettings:
             "batch_size": ("VR-FedEM",),
             "inner_rounds": ("VR-FedEM",),
             "local_steps": ("FedAvg", "SCAFFOLD"),
+            "passes": ("FedAvg", "SCAFFOLD"),
             "epsilon": ("private AutoEM",),
         }
         return {
@@ -227,7 +232,8 @@ class Place:
 
     exchanges: int
     bytes_up: float
-    """Bytes of all workers together."""
+    bytes_down: float
+    """Whole messages, the opening and envelopes included, of all workers together."""
     epochs: float
     model: Any
     params: Any
@@ -237,7 +243,7 @@ class Place:
 def run_method(
     settings: MethodSettings, seed: int, digits: Callable[[], Any], report: Callable[[float], None]
 ) -> dict[str, Any]:
-    """Columns: exchanges, bytes up of all workers, passes over all rows, log-likelihood a row."""
+    """Columns: exchanges, bytes up and down a worker, passes, log-likelihood a row; all so far."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", EmfedWarning)  # remarks on data that are what they are
         data = load(settings, seed, digits)
@@ -247,21 +253,15 @@ def run_method(
             if place.params is not None:
                 value = float(place.model.log_likelihood(data.rows, place.params))
             steps = place.exchanges - found[-1][0] if found else 0
-            gained = value - found[-1][3] if found else np.inf
-            found.append((place.exchanges, place.bytes_up, place.epochs, value))
+            gained = value - found[-1][-1] if found else np.inf
+            sent = (place.bytes_up / data.size, place.bytes_down / data.size)
+            found.append((place.exchanges, *sent, place.epochs, value))
             report(min(1.0, place.exchanges / settings.rounds))
             ended = settings.method == "pooled EM" and gained < WORTH_STOPPING * steps
             if ended or not np.isfinite(value):
                 break
-    rounds, up, epochs, values = np.transpose(found)
-    increments = np.diff(up, prepend=0.0)
-    return {
-        "round": rounds,
-        "payload_up": increments,
-        "epochs": epochs,
-        "log_likelihood": values,
-        "workers": np.full(len(rounds), float(data.size)),
-    }
+    names = ("round", "bytes_up", "bytes_down", "epochs", "log_likelihood")
+    return dict(zip(names, np.transpose(found), strict=True))
 
 
 def _told(places: Iterator[Place]) -> Iterator[Place]:
@@ -284,9 +284,7 @@ def _places(settings: MethodSettings, data: WorkerData, seed: int) -> Iterator[P
         yield from _private(FitSettings(model, epsilon=settings.epsilon, seed=seed), network)
         return
     run = open_run(model, network, settings.make_algorithm(), start="merge", seed=seed)
-    begun = Place(
-        OPENING, run.ledger.total("up", "payload"), run.records[0].epochs, run.model, run.params
-    )
+    begun = Place(OPENING, *_sent(run.ledger), run.records[0].epochs, run.model, run.params)
     yield begun
     if settings.method == "one-shot merge":
         return
@@ -295,25 +293,33 @@ def _places(settings: MethodSettings, data: WorkerData, seed: int) -> Iterator[P
         return
     while run.state.round <= settings.rounds:
         record = run.step()
-        up = run.ledger.total("up", "payload")
-        yield Place(OPENING + record.round, up, record.epochs, run.model, run.params)
+        so_far = (*_sent(run.ledger), record.epochs)
+        yield Place(OPENING + record.round, *so_far, run.model, run.params)
+
+
+def _sent(ledger: Ledger) -> tuple[int, int]:
+    """Bytes up and down so far."""
+    return ledger.total("up"), ledger.total("down")
 
 
 def _peer(settings: MethodSettings, begun: Place, data: WorkerData) -> Iterator[Place]:
     """Rounds of a method that is not the package's."""
-    tables, start = Tables.of(begun.model, data), begun.params
+    tables, start, rounds = Tables.of(begun.model, data), begun.params, 1
     if settings.method == "averaged local fits":
         points: Iterator[Point] = iter([averaged_fits(tables, start, LOCAL_PASSES)])
     else:
         corrected = settings.method == "SCAFFOLD"
+        rounds = min(settings.rounds, settings.passes // settings.local_steps)
         points = averaging(tables, start, settings.step_size, settings.local_steps, corrected)
-    up, epochs = begun.bytes_up, begun.epochs
+    up, down, epochs = begun.bytes_up, begun.bytes_down, begun.epochs
     number = 0
-    for number, point in zip(range(1, settings.rounds + 1), points, strict=False):
-        up, epochs = up + data.size * point.bytes_up, epochs + point.epochs
-        yield Place(OPENING + number, up, epochs, begun.model, point.params)
-    if settings.method != "averaged local fits" and number < settings.rounds:
-        yield Place(OPENING + number + 1, up, epochs, begun.model, None)
+    for number, point in zip(range(1, rounds + 1), points, strict=False):
+        up += data.size * (REPLY_ENVELOPE + point.vector_bytes)
+        down += data.size * (REQUEST_ENVELOPE + point.vector_bytes)
+        epochs += point.epochs
+        yield Place(OPENING + number, up, down, epochs, begun.model, point.params)
+    if number < rounds:  # it has diverged
+        yield Place(OPENING + number + 1, up, down, epochs, begun.model, None)
 
 
 def _private(settings: FitSettings, network: StackedFederation) -> Iterator[Place]:
@@ -322,8 +328,7 @@ def _private(settings: FitSettings, network: StackedFederation) -> Iterator[Plac
     while True:
         model, statistics, _ = run.bound()
         asked = len(run.answers)
-        up = sum(shape_size(private_shape(len(answer))) for answer in run.answers) * network.size
-        yield Place(asked, up, asked, model, model.maximize(statistics))
+        yield Place(asked, *_sent(run.ledger), asked, model, model.maximize(statistics))
         if run.state.round > run.rounds:
             return
         run.step()

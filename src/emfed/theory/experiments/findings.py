@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -17,3 +18,11 @@ class Findings:
     figures: Mapping[str, Figure]
     tables: Sequence[Table] = field(default=())
     explorers: Sequence[Explorer] = field(default=())
+
+
+def in_words(value: float) -> str:
+    """A number as captions print it: powers of ten as such."""
+    exponent = math.log10(value)
+    if exponent != round(exponent) or abs(exponent) < 4:
+        return f"{value:g}"
+    return "10" + f"{exponent:.0f}".translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))

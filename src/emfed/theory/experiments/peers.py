@@ -160,7 +160,8 @@ class Point:
 
     params: GaussianParameters
     epochs: float
-    bytes_up: int
+    vector_bytes: int
+    """Bytes of the parameters, which a worker is sent and sends."""
 
 
 def averaging(

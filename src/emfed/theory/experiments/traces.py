@@ -134,7 +134,8 @@ def read_trace(job: Job, folder: Path) -> Trace:
             f"{folder / job.file} is damaged: delete it, and it is computed anew."
         ) from None
     columns = {name: frame[name].to_numpy().astype(np.float64) for name in frame.columns}
-    columns["bytes_up_sum"] = np.cumsum(columns["payload_up"])
+    if "payload_up" in columns:
+        columns["bytes_up_sum"] = np.cumsum(columns["payload_up"])
     extra: dict[str, FloatArray] = {}
     if (folder / trend_file(job)).exists():
         trend = pl.read_parquet(folder / trend_file(job))

@@ -9,7 +9,7 @@ import numpy as np
 from emfed.artifacts import Figure, Panel, Series, band, spread
 from emfed.core.protocols import FloatArray
 from emfed.theory import fedem_bound, fedem_step_limit, vr_bounds, vr_step
-from emfed.theory.experiments.findings import Findings
+from emfed.theory.experiments.findings import Findings, in_words
 from emfed.theory.experiments.steps import constants
 from emfed.theory.experiments.traces import Trace, Traces, each, ratio, slope
 
@@ -58,7 +58,10 @@ def _bounds(traces: Traces) -> ClaimPart:
         )
     caption = (
         "The mean of |h|² over rounds, and the bounds of Theorem 3 (VR-FedEM) and of Theorem 4 "
-        "(FedEM when half of the workers take part), with constants measured on the data."
+        '(FedEM when half of the workers take part), with constants measured on the data. "The '
+        'quantity of interest E[|h|²] is controlled by E[|H|²]" (below Theorem 3). "Partial '
+        'participation impacts both the limiting variance ... and the maximal learning rate" '
+        "(below Theorem 4)."
     )
     return measures, "bounds", Figure(caption, panels, share_y=True)
 
@@ -103,7 +106,8 @@ def _size(traces: Traces) -> ClaimPart:
         for what in (rounds, work)
     )
     caption = (
-        f"Rounds, and conditional expectations that a worker computes, to |h|² = {TARGET:g} after "
+        "Rounds, and conditional expectations that a worker computes, to |h|² = "
+        f"{in_words(TARGET)} after "
         'the opening, with one step for all m. "In the Stochastic Approximation steps of VR-FedEM, '
         'the step sizes are independent of m" (section 1). "The complexity increases as √m" '
         "(Appendix E.2); with full passes it increases as m."
@@ -184,7 +188,8 @@ def _crowd(traces: Traces) -> ClaimPart:
     floors = [each(traces.of(f"n = {n}"), lambda t: t.floor) for n in CROWDS]
     law = float(np.median(floors[0])) * CROWDS[0] / np.array(CROWDS)
     caption = (
-        "FedEM's floor against the number of workers: the term γ L (1 + 5ω) σ² / n of Theorem 1."
+        "FedEM's floor against the number of workers: the term γ L (1 + 5ω) σ² / n of Theorem 1. "
+        '"K_opt(ε) = O((1 + ω) σ² / (n ε²)) ∨ O(1/(γ_max ε))" (below Corollary 2).'
     )
     panel = Panel(
         [

@@ -8,7 +8,7 @@ import numpy as np
 
 from emfed.artifacts import Figure, Panel, Table, band
 from emfed.core.protocols import FloatArray
-from emfed.theory.experiments.findings import Findings
+from emfed.theory.experiments.findings import Findings, in_words
 from emfed.theory.experiments.traces import Trace, Traces, each, ratio
 
 TARGET = 1e-5
@@ -45,7 +45,7 @@ def analyse(traces: Traces) -> Findings:
         for name, x in against.items()
     ]
     table = Table(
-        f"To |h|² = {TARGET:g}, medians over seeds",
+        f"To |h|² = {in_words(TARGET)}, medians over seeds",
         ("quantisation", "rounds", "bytes up per worker"),
         [
             (

@@ -8,9 +8,10 @@ from dataclasses import replace
 import numpy as np
 
 from emfed.artifacts import Explorer, Figure, Panel, Series, Table, band
+from emfed.artifacts.figures import FEW
 from emfed.core.protocols import FloatArray
 from emfed.theory.experiments.comparison import MethodSettings
-from emfed.theory.experiments.findings import Findings
+from emfed.theory.experiments.findings import Findings, in_words
 from emfed.theory.experiments.traces import Trace, Traces
 
 METHODS = (
@@ -26,6 +27,7 @@ FLOOR = 1e-6
 """Where figures end below: pooled EM was stopped about there."""
 AXES = {
     "bytes up": ("bytes_up", "bytes up per worker"),
+    "bytes down": ("bytes_down", "bytes down per worker"),
     "rounds": ("round", "rounds"),
     "passes over the rows": ("epochs", "passes over all rows"),
 }
@@ -66,14 +68,16 @@ def analyse(traces: Traces) -> Findings:
             for axis, (_, label) in AXES.items()
         }
     figures = {
-        axis.split()[0]: Figure(_caption(label), [p[axis] for p in panels.values()], share_y=True)
+        axis.replace(" ", "-"): Figure(
+            _caption(axis, label), [p[axis] for p in panels.values()], share_y=True
+        )
         for axis, (_, label) in AXES.items()
     }
     table = Table(
         "Distance at the end (median and range over seeds; below zero, in a better optimum than "
-        "pooled EM's from the same start), and medians of bytes up per worker, rounds and passes "
-        f"to {TARGET:g} nats (–: most seeds never get there).",
-        ("data", "method", "step", "distance", "lowest", "highest", "bytes up", "rounds", "passes"),
+        "pooled EM's from the same start), and medians of bytes per worker, rounds and passes to "
+        f"{TARGET:g} nats (–: most seeds never get there).",
+        ("data", "method", "step", "distance", "lowest", "highest", *AXES),
         rows,
     )
     explorer = Explorer("Choose the data and the axis, and hide methods.", ("data", "axis"), panels)
@@ -88,21 +92,21 @@ def _settings(trace: Trace) -> MethodSettings:
 def _curve(trace: Trace, optimum: dict[int, float]) -> dict[str, FloatArray]:
     """The distance, and what it is drawn against."""
     distance = optimum[trace.job.seed] - trace["log_likelihood"]
-    bytes_up = trace["bytes_up_sum"] / trace["workers"]
-    axes = {"bytes_up": bytes_up, "round": trace["round"], "epochs": trace["epochs"]}
-    return {"distance": distance, **axes}
+    return {"distance": distance, **{column: trace[column] for column, _ in AXES.values()}}
 
 
 def _best(traces: Traces, method: str, data: str, optimum: dict[int, float]) -> list[Trace]:
-    """The traces at the step that ends nearest; of those that end close, at the fastest."""
+    """The traces at the steps that end nearest; of those that end close, at the fastest."""
 
-    def worth(step: float) -> tuple[float, float]:
-        curves = [_curve(t, optimum) for t in traces.of(method, data=data, step_size=step)]
+    def worth(group: list[Trace]) -> tuple[float, float]:
+        curves = [_curve(trace, optimum) for trace in group]
         final = float(np.median([abs(c["distance"][-1]) for c in curves]))
         return max(final, CLOSE), float(np.median([_reached(c, "rounds") for c in curves]))
 
-    tried = dict.fromkeys(_settings(t).step_size for t in traces.of(method, data=data))
-    return traces.of(method, data=data, step_size=min(tried, key=worth))
+    tried: dict[str, list[Trace]] = {}
+    for trace in traces.of(method, data=data):
+        tried.setdefault(_step(trace), []).append(trace)
+    return min(tried.values(), key=worth)
 
 
 def _reached(curve: dict[str, FloatArray], axis: str) -> float:
@@ -172,16 +176,19 @@ def _series(method: str, curves: Sequence[dict[str, FloatArray]], axis: str) -> 
     if once:
         x, y = np.transpose([(xs[-1], ys[-1]) for xs, ys in logs])
         return Series(method, np.exp(x), np.exp(y), points=True, line=False)
-    last = max(float(x[-1]) for x, _ in logs)
-    logs = [(np.append(x, last), np.append(y, y[-1])) for x, y in logs]  # who is there stays there
+    if len(logs) >= FEW:  # quantiles are over all seeds: who is there stays there
+        last = max(float(x[-1]) for x, _ in logs)
+        logs = [(np.append(x, last), np.append(y, y[-1])) for x, y in logs]
     found = band(method, logs, points=60)
     low, high = (None if end is None else np.exp(end) for end in (found.low, found.high))
     return replace(found, x=np.exp(found.x), y=np.exp(found.y), low=low, high=high, points=True)
 
 
 def _step(trace: Trace) -> str:
+    """The step, and how many of them a worker makes between two rounds if it makes several."""
     used = _settings(trace).used
-    return f"{used['step_size']:g}" if "step_size" in used else ""
+    size = f"{used['step_size']:g}" if "step_size" in used else ""
+    return f"{used['local_steps']} × {size}" if "local_steps" in used else size
 
 
 def _cells(final: FloatArray, reached: dict[str, FloatArray]) -> list[str]:
@@ -198,10 +205,13 @@ def _nats(distance: float) -> str:
     return "0" if abs(distance) < FLOOR else f"{sign}{abs(distance):.2g}"
 
 
-def _caption(against: str) -> str:
+def _caption(axis: str, against: str) -> str:
+    what = "whole messages count, and so do the opening and the start"
+    if "bytes" not in axis:
+        what = "the opening and the start count"
     return (
         "How many nats a row each method is from the pooled optimum, above or below, against "
-        f"{against}; the opening and the start count. A line ends where it is within {FLOOR:g} "
-        "nats. Steps of FedEM, VR-FedEM, FedAvg and SCAFFOLD are the best of three; AutoEM has "
-        "none to choose."
+        f"{against}; {what}. A line ends where it is within {in_words(FLOOR)} nats. Steps of "
+        "FedEM and VR-FedEM are the best of three, those of FedAvg and SCAFFOLD, with their "
+        "number, of six; AutoEM has none to choose."
     )

@@ -58,7 +58,7 @@ def analyse(traces: Traces) -> Findings:
 
 def rounds_needed(traces: Traces, case: str, keep: int) -> FloatArray:
     """K at the best step, for each seed; infinite if no step gets there."""
-    steps = traces.values("step_size")
+    steps = dict.fromkeys(trace.settings.step_size for trace in traces.of(case))
     needed = [each(traces.of(case, keep=keep, step_size=s), first_round) for s in steps]
     return np.asarray(np.min(needed, axis=0))
 
