@@ -156,3 +156,21 @@ def test_roundings_with_a_known_dither_tell_of_single_sites() -> None:
     for site, u in enumerate(np.array(dithers).T):
         fits = [abs(np.corrcoef(u > 1 - guess, sums)[0, 1]) for guess in grid]
         assert abs(grid[int(np.argmax(fits))] - own[site, 0]) < 0.05
+
+
+def test_rows_and_their_squares_leave_few_sizes_of_three_sites(tmp_path: Path) -> None:
+    """What remains under masks: an opening tells both sums, and sizes are whole numbers."""
+    sizes = (45, 61, 110)
+    tables = {name: RNG.normal(size=(n, 2)) for name, n in zip("abc", sizes, strict=True)}
+    federation = RemoteFederation(LocalTransport(masked_sites(tables, tmp_path)), attempts=1)
+    session = Session(DIAGONAL, federation, masks=True)
+    rows, squares = session.samples, round(session.samples**2 / session.opening.effective)
+    assert (rows, squares) == (sum(sizes), sum(n**2 for n in sizes))
+    found = {
+        tuple(sorted((a, b, rows - a - b)))
+        for a in range(1, rows)
+        for b in range(1, rows - a)
+        if a**2 + b**2 + (rows - a - b) ** 2 == squares
+    }
+    assert sizes in found
+    assert len(found) < 6
