@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import emfed
-from emfed.algorithms import safeguards
+from emfed.algorithms import auto, safeguards
 from emfed.fitting.verifying import verify
-from tests.helpers import make_data, make_model
+from emfed.network import LocalTransport, RemoteFederation, Site
+from tests.helpers import OPEN, make_data, make_model
 
 TABLES = make_data(2, sizes=(60, 80, 50, 70))
 
@@ -181,3 +183,19 @@ def test_looking_before_the_end_hardly_waits(kind: str) -> None:
     assert 0 < fine < asked
     assert asked <= safeguards.JUDGE + safeguards.MOST_PLAIN + waits
     assert waits <= 3
+
+
+def test_where_em_crawls_answers_are_fine_here_and_at_sites_elsewhere(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Early, so that the test is short: requests say it, so both ends decode alike."""
+    data = {name: TABLES[j] for j, name in enumerate("abcd")}
+    options: Any = {"start": "k-means", "seed": 0}
+    coarse = emfed.fit(make_model("diag"), data, **options)
+    monkeypatch.setattr(auto, "CRAWLS_AFTER", 3)
+    fine = emfed.fit(make_model("diag"), data, **options)
+    assert fine.bytes_up / fine.rounds > coarse.bytes_up / coarse.rounds
+    sites = {name: Site(table, tmp_path / name, rules=OPEN) for name, table in data.items()}
+    there = emfed.fit(make_model("diag"), RemoteFederation(LocalTransport(sites)), **options)
+    np.testing.assert_allclose(there.statistics, fine.statistics, atol=1e-9)
+    assert (there.rounds, there.bytes_up) == (fine.rounds, fine.bytes_up)

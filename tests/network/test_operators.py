@@ -472,7 +472,9 @@ def test_erasing_rows_leaves_nothing_that_was_computed_from_them(tmp_path: Path)
     assert check_journal(folder / "messages.jsonl")[1] == ""
 
 
-def test_a_key_is_rotated_without_a_moment_without_one(tmp_path: Path) -> None:
+def test_a_key_is_rotated_without_a_moment_without_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     server = tmp_path / "keys"
     keys.make_server_keys(server, [])
     private, public = keys.make_site_key(tmp_path, "oslo")
@@ -499,6 +501,8 @@ def test_a_key_is_rotated_without_a_moment_without_one(tmp_path: Path) -> None:
             while not any("next key: it is in use now" in words for words in heard):
                 assert time.monotonic() < end, heard
                 time.sleep(0.05)
+            assert "oslo has another key now" in caplog.text
+            assert "shut out" not in caplog.text
             transport.wait_for(1, 20)
             now = keys.read_private_key(private).public_key()
             assert now != before
@@ -540,6 +544,13 @@ def test_an_order_that_changes_nothing_says_so(
     with pytest.raises(SystemExit, match="0"):
         main(["control", "pause", str(tmp_path)])
     assert "finished already" in capsys.readouterr().err
+    Status(tmp_path).say("running", round=40)
+    with pytest.raises(SystemExit, match="2"):
+        main(["control", "extend", str(tmp_path), "40"])
+    assert "has made 40 rounds" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="0"):
+        main(["control", "expel", str(tmp_path), "oslo", "--why", "\x1b[31mred"])
+    assert read_orders(tmp_path).expelled["oslo"] == "expelled by the operator: ?[31mred"
 
 
 def test_the_doctor_says_what_is_wrong_and_how_to_mend_it(tmp_path: Path) -> None:
@@ -573,6 +584,11 @@ def test_the_doctor_says_what_is_wrong_and_how_to_mend_it(tmp_path: Path) -> Non
         assert {"key", "name", "port", "TLS", "clock", "disk", "versions"} <= {
             finding.what.split(":")[0] for finding in site
         }
+        absent = [f for f in look_at_site(address, ca, tmp_path / "no.key", tmp_path) if not f.good]
+        assert absent[0].what == f"key: there is no file {tmp_path / 'no.key'}"
+        (tmp_path / "keys" / "sites" / "torn.pub").write_text("half")
+        (torn,) = [f for f in look_at_server(path) if f.what.startswith("keys")]
+        assert (torn.good, "torn.pub holds no key" in torn.what) == (False, True)
         missing = list(look_at_site(address, tmp_path / "ca.pem", None, tmp_path))[-1]
         assert (missing.good, "--ca" in missing.mend) == (False, True)
         keys.make_server_keys(tmp_path / "other", [])

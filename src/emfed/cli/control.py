@@ -59,6 +59,15 @@ def extend(
     rounds: Annotated[int, typer.Argument(min=1, help="The new limit on rounds, in all.")],
 ) -> None:
     """Set another limit on rounds; a run that ended at its limit goes on with `emfed serve`."""
+    from emfed.core.errors import SettingsError
+    from emfed.network.deployment.status import read_status
+
+    made = read_status(folder_of(where)).get("round", 0)
+    if rounds <= made:
+        raise SettingsError(
+            f"the run has made {made} rounds: say a limit above that, or end it with `emfed "
+            "control finish`."
+        )
     _order(where, f"the limit is {rounds} rounds", rounds=rounds, finish=False)
 
 
@@ -71,12 +80,13 @@ def expel(
     why: Annotated[str, option("Words for the log and for people.")] = "",
 ) -> None:
     """Take a site out: from the next round on its rows do not count."""
+    from emfed.network.addresses import printable
     from emfed.network.deployment.status import read_status
 
     known = read_status(folder_of(where)).get("sites")
     if known and site not in known:
         typer.echo(f"emfed: no site {site!r} was here; known are {', '.join(known)}", err=True)
-    words = f"expelled by the operator{': ' * bool(why)}{why}"
+    words = printable(f"expelled by the operator{': ' * bool(why)}{why}")
     _order(where, f"{site} is out", expel={site: words})
 
 

@@ -338,6 +338,10 @@ class KeyRing:
         """The site whose key has this fingerprint, if it may join."""
         return self._names.get(digest)
 
+    def knows(self, name: str) -> bool:
+        """Whether a site of this name may join, with whatever key."""
+        return any(known == name for known, _ in self._names.values())
+
     def was_removed(self, digest: bytes) -> bool:
         """Whether this key was let in once and is no longer."""
         return digest in self._removed

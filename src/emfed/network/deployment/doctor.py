@@ -67,9 +67,9 @@ def look_at_server(path: Path) -> Iterator[Finding]:
     good, bad = read_site_keys(keys)
     enough = len(good) >= config.sites.fewest
     mend = "`emfed keys add NAME.pub` for each site, or mend the files in keys/sites"
-    yield Finding(
-        enough and not bad, f"keys: {len(good)} sites may join, {len(bad)} files hold no key", mend
-    )
+    words = f"keys: {len(good)} sites may join, {config.sites.fewest} must"
+    words += "".join(f"; {name}.pub holds no key" for name in bad)
+    yield Finding(enough and not bad, words, mend)
     with alone(folder / LOCK) if folder.exists() else alone(path) as idle:
         pass
     if idle:
@@ -104,6 +104,9 @@ def look_at_site(
             yield Finding(
                 True, f"key: {key}, {shown}; compare it with `emfed keys list` at the server"
             )
+        except FileNotFoundError:
+            mend = "say with --key where it is, or make one with `emfed keys site NAME`"
+            yield Finding(False, f"key: there is no file {key}", mend)
         except (EmfedError, OSError) as error:
             yield Finding(False, f"key: {error}", "`emfed keys site NAME`, or chmod 600")
         if key.with_name(key.name + NEXT).exists():

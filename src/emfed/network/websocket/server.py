@@ -455,7 +455,10 @@ class WebSocketTransport(Transport):
             link.line.transport.abort()
             self._drop(link)
         elif self._ring is not None and self._ring.find(link.digest) is None:
-            logger.warning("%s is shut out: its key is gone", link.name)
+            if self._ring.knows(link.name):
+                logger.warning("%s has another key now: it is to show that one", link.name)
+            else:
+                logger.warning("%s is shut out: its key is gone", link.name)
             self._drop(link)
             self._close(link, REMOVED)
         elif link.asked is not None and ping:
