@@ -10,6 +10,7 @@ import pytest
 import emfed
 from emfed.algorithms import steps
 from emfed.core.messages import Replies, Request, ServerState
+from emfed.network.masking import sum_words, to_words
 from emfed.network.sums import decode_lattice, encode_lattice
 from tests.helpers import make_data, make_model
 
@@ -40,10 +41,8 @@ def test_sums_alone_lead_where_the_uploads_themselves_lead() -> None:
 
 @pytest.mark.parametrize("heavy", [0, 1])
 @pytest.mark.parametrize("growth", [1.0, 30.0])
-def test_what_was_clipped_is_told_counts_as_noise_and_has_room_next_time(
-    heavy: int, growth: float
-) -> None:
-    """Whatever the shape: the second lattice holds all of what the first had no room for."""
+def test_a_sum_without_room_is_noticed_and_has_room_next_time(heavy: int, growth: float) -> None:
+    """Whatever the shape. The words of all workers, added up, tell the same as the simulation."""
     run = emfed.fitting.open_run(make_model("full"), make_data(2, sizes=(60, 80, 50)), "auto")
     model, q, rng = run.model, len(run.state.statistics), np.random.default_rng(heavy)
     vectors = rng.normal(size=(3, q))
@@ -51,25 +50,43 @@ def test_what_was_clipped_is_told_counts_as_noise_and_has_room_next_time(
     weights, metric = np.array([0.3, 0.5, 0.2]), model.metric(run.params)
     known = (weights[:, None] ** 2 * vectors**2).sum() / growth**2
     extras = {"innovation": np.array(known)}
-    state = ServerState(3, 0, run.state.statistics, np.zeros(q), extras)
-    for trial in range(2):
+    state, found = ServerState(3, 0, run.state.statistics, np.zeros(q), extras), []
+    for trial in range(3):
         lattice = steps.next_lattice(state, 3, 0.1, 1e9, None)
         workers = np.arange(3)
         request = Request(
             3 + trial, 0, "round", state.statistics, run.params, workers, workers,
-            lattice=lattice, weights=weights,
+            lattice=lattice, weights=weights, encode=True,
         )  # fmt: skip
         sent = steps.to_lattice(model, 0, request, workers, metric.unwhiten(vectors))
         replies = Replies(
             workers, workers, sent.values, sent.rates, workers, workers, energies=sent.energies
         )
-        error = metric.whiten(weights @ sent.values) - weights @ vectors
-        clipped = bool(sent.energies is not None and sent.energies[:, 1].any())
-        if clipped:  # roundings vary; what was clipped is bounded
-            assert error @ error / q <= 1.5 * steps.lattice_noise(request, replies)
-        assert clipped == (trial == 0 and (heavy > 0 or growth > 1))
-        told = steps.energy_of(request, replies, state)
+        heard = steps.held(model, 0, request, replies)
+        words = np.frombuffer(sent.payload, dtype=np.int64).reshape(3, -1)
+        assert sent.energies is not None
+        assert [steps.energy_in(row) for row in words] == sent.energies.tolist()
+        total = sum_words([to_words(row[:q], lattice.bits) for row in words], lattice.bits)
+        wrapped = steps.wrap_check(total) != words[:, -1].sum()
+        assert wrapped == bool(heard.overflow)
+        white = np.zeros(q)
+        if not wrapped:
+            white = metric.whiten(weights @ sent.values)
+            np.testing.assert_allclose(
+                steps.from_lattice(model, 0, request, workers, total), weights @ sent.values
+            )
+            error = white - weights @ vectors
+            assert error @ error / q <= 3 * steps.lattice_noise(request)
+        found.append(bool(wrapped))
+        told = steps.energy_of(request, heard, state, white)
         state = ServerState(4, 0, state.statistics, np.zeros(q), told)
+    assert found == [growth > 1, False, False]
+
+
+@pytest.mark.parametrize("size", [1.0, 2.0**62, -(2.0**64) - 2.0**20, 1e30])
+def test_numbers_of_any_size_are_told_modulo_a_power_of_two(size: float) -> None:
+    words = steps._modular(np.array([size]))
+    assert (int(words[0]) - int(size)) % 2**64 == 0
 
 
 @pytest.mark.parametrize("innovation", [1e-40, 1.0, 1e40])
@@ -81,4 +98,10 @@ def test_a_lattice_is_one_that_sites_take(innovation: float, room: float) -> Non
     for noise in (1e-300, 1e-12, 0.1):
         lattice = steps.next_lattice(state, 5, noise, noise, None)
         assert decode_lattice(encode_lattice(lattice)) == (lattice, b"")
-        assert 5 * lattice.bound < 2**63
+
+
+def test_a_lattice_that_never_has_room_ends_the_run_with_a_reason() -> None:
+    """EM tells statistics as they are, on one lattice: nothing would change from round to round."""
+    rows = [np.full((30, 1), 1e9) + np.arange(30.0)[:, None] for _ in range(3)]
+    with pytest.raises(emfed.NumericalError, match="too large for masked sums"):
+        emfed.fit(emfed.models.LinearGaussian(), rows, "em", masks=True, rounds=5)

@@ -10,7 +10,9 @@ import pytest
 from scipy.optimize import least_squares
 
 import emfed
-from emfed.core.protocols import WHOLE
+from emfed.algorithms import steps
+from emfed.core.protocols import WHOLE, Lattice, Request
+from emfed.core.streams import Purpose, uniforms
 from emfed.fitting.session import Session
 from emfed.network import LocalTransport, RemoteFederation, Site, SiteRules
 from tests.helpers import BARE, OPEN
@@ -126,3 +128,49 @@ def test_rows_that_explain_a_sites_answers_are_its_rows(tmp_path: Path) -> None:
         rows_that_explain({"a": Site(PAIRS[0], tmp_path / "b", rules=BARE)}, False, 12, 4)
     sites = masked_sites(dict(zip("abc", PAIRS, strict=True)), tmp_path, rules=SiteRules())
     assert recovered(rows_that_explain(sites, True, 36, 1)) <= 2
+
+
+def test_roundings_with_a_known_dither_tell_of_single_sites() -> None:
+    """What remains under masks: the server knows at which threshold each site was rounded.
+
+    It asks at the same statistics 2,000 times. Where a site's dither is beyond the threshold that
+    its number implies, the sum is one higher: the threshold that explains the sums best is it.
+    """
+    data = [np.random.default_rng(j).normal(size=(50, 2)) + j for j in range(4)]
+    run = emfed.fitting.open_run(emfed.gaussian_mixture(1, "diag"), data, "em")
+    model, q, everyone = run.model, len(run.state.statistics), np.arange(4)
+    own = np.random.default_rng(9).random((4, q))  # w x / step of each site
+    metric, weights = model.metric(run.params), np.full(4, 0.25)
+    lattice = Lattice(1.0, 8, 0.0)
+    sums, dithers = [], []
+    for number in range(1, 2001):
+        request = Request(
+            number, 0, "round", run.state.statistics, run.params, everyone, everyone - 1,
+            lattice=lattice, weights=weights,
+        )  # fmt: skip
+        sent = steps.to_lattice(model, 0, request, everyone, metric.unwhiten(own * 4))
+        dithers.append(uniforms(0, number, Purpose.COMPRESSION, everyone, q)[:, 0])
+        told = metric.whiten(weights @ sent.values)[0] + (dithers[-1] - 0.5).sum()
+        sums.append(round(float(told)))  # the integers' sum: all that the server learns
+    grid = np.linspace(0.02, 0.98, 97)
+    for site, u in enumerate(np.array(dithers).T):
+        fits = [abs(np.corrcoef(u > 1 - guess, sums)[0, 1]) for guess in grid]
+        assert abs(grid[int(np.argmax(fits))] - own[site, 0]) < 0.05
+
+
+def test_rows_and_their_squares_leave_few_sizes_of_three_sites(tmp_path: Path) -> None:
+    """What remains under masks: an opening tells both sums, and sizes are whole numbers."""
+    sizes = (45, 61, 110)
+    tables = {name: RNG.normal(size=(n, 2)) for name, n in zip("abc", sizes, strict=True)}
+    federation = RemoteFederation(LocalTransport(masked_sites(tables, tmp_path)), attempts=1)
+    session = Session(DIAGONAL, federation, masks=True)
+    rows, squares = session.samples, round(session.samples**2 / session.opening.effective)
+    assert (rows, squares) == (sum(sizes), sum(n**2 for n in sizes))
+    found = {
+        tuple(sorted((a, b, rows - a - b)))
+        for a in range(1, rows)
+        for b in range(1, rows - a)
+        if a**2 + b**2 + (rows - a - b) ** 2 == squares
+    }
+    assert sizes in found
+    assert len(found) < 6

@@ -13,10 +13,11 @@ import polars
 import pytest
 
 import emfed
-from emfed.algorithms.steps import from_lattice
+from emfed.algorithms.steps import from_lattice, wrap_check
 from emfed.core.messages import Lattice
 from emfed.core.protocols import WHOLE, Phase, Request, View
 from emfed.core.registry import plain
+from emfed.core.streams import Purpose, uniforms
 from emfed.core.wire import NEWS, Kind, decode_refusal, encode_question
 from emfed.fitting.session import Session
 from emfed.models.side_by_side import SideBySideParameters
@@ -29,7 +30,7 @@ from tests.network.masked import masked_sites
 
 RNG = np.random.default_rng(2)
 TABLES = {name: RNG.normal(size=(40, 2)) + i for i, name in enumerate("abcd")}
-FINE = Lattice.fine(len(TABLES), 1.0)
+FINE = Lattice.fine(1.0)
 
 
 class Liar:
@@ -151,6 +152,33 @@ def test_a_server_that_accepts_one_sites_answer_and_no_others_learns_nothing(
     apart = first - total(liar, same(liar.request(round=2, accepted=one)))
     own = liar.model.expected_statistics(TABLES["a"][None], liar.request().params)[0]
     np.testing.assert_allclose(apart, liar.session.weights[0] * (own - liar.statistics), atol=1e-5)
+
+
+def test_a_narrow_lattice_leaves_no_site_alone_in_the_sum(tmp_path: Path) -> None:
+    """Were numbers clipped at a bound of the server's, those of all sites but one would be known.
+
+    S lies so near to one site's own statistics that all others are far outside of a narrow window;
+    on few bits they wrap around instead, and the sum tells what any sum modulo 2^bits tells.
+    """
+    liar = Liar(tmp_path)
+    params = liar.model.maximize(liar.statistics)
+    own = {n: liar.model.expected_statistics(t[None], params)[0] for n, t in TABLES.items()}
+    weights, q = liar.session.weights, len(liar.statistics)
+    narrow = Lattice(2.0**-20, 8, 1.0)
+    requests = same(liar.request(lattice=narrow))
+    fresh, messages = liar.ready(requests)
+    told = liar.told(fresh, messages, list(fresh))
+    symbols, _, check = add_up([told[n] for n in range(4)], upload_shape(narrow, q)) or ()
+    assert wrap_check(symbols) != check[0]  # the server knows that there was no room
+    u = uniforms(0, 1, Purpose.COMPRESSION, np.arange(4), q)
+    metric = liar.model.metric(params)
+    exact = sum(
+        np.floor(metric.whiten(own[name] - liar.statistics) * (weights[n] / narrow.step) + u[n])
+        for n, name in enumerate(TABLES)
+    )
+    # Within a unit: the site works at S to 34 digits.
+    apart = (symbols - exact + 128) % 256 - 128
+    assert np.abs(apart).max() <= 4
 
 
 def test_what_one_site_was_told_in_an_earlier_round_is_not_forgotten(tmp_path: Path) -> None:

@@ -251,3 +251,18 @@ def test_looser_rules_say_what_they_give_away(tmp_path: Path) -> None:
     assert rules.spare_rows == 40
     assert len(rules.gives_away()) == 2
     assert json.dumps(rules.gives_away())
+
+
+def test_refusals_of_models_tell_the_largest_code_of_a_site(tmp_path: Path) -> None:
+    """What remains: whether rows suit a model at all is told, and costs one answer each time."""
+    codes = np.column_stack([RNG.normal(size=40), np.arange(40) % 6])
+    rules = SiteRules(unmasked=True, largest_rounds=9)
+    site, fits = Site(codes, tmp_path, rules=rules), []
+    for count in range(2, 9):
+        model = emfed.mixed_mixture(1, ["gaussian", emfed.models.Categorical(count)])
+        try:
+            fits.append(Server({"a": site}, model).federation.size == 1)
+        except emfed.ParticipationError:
+            fits.append(False)
+    assert fits == [count >= 6 for count in range(2, 9)]
+    assert site._tally.read()["answered"] >= 7

@@ -14,7 +14,6 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 import emfed
 from emfed.core.errors import SettingsError, WireError
-from emfed.core.messages import Lattice
 from emfed.core.protocols import WHOLE
 from emfed.core.storage import ScratchDisk
 from emfed.core.wire import Kind, decode_refusal
@@ -362,7 +361,6 @@ def test_sites_that_were_sent_different_statistics_have_masks_that_do_not_cancel
     here = np.array([0.5, 0.25, 1e-3])
     assert round_subject(WHOLE, here) == round_subject(WHOLE, here * (1 + 1e-15))
     assert round_subject(WHOLE, here) != round_subject(WHOLE, here + np.array([0, 1e-4, 0]))
-    assert Lattice.of(1.0, 10, 100, 0.5).bound == 5
     assert from_fixed(np.array([2**33, 2**32]))[0] == pytest.approx([2.0])
 
 

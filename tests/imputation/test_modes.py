@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -163,3 +164,17 @@ def test_settings_of_modes_are_taken_as_given() -> None:
     assert impute(table, mode="cell", rank=1, penalty=0.0, rounds=2).solver.structure.penalty == 0
     with pytest.raises(emfed.SettingsError, match="takes no site_covariates"):
         impute(table, mode="cell", site_covariates=np.ones((3, 2)), rounds=1)
+
+
+def test_a_table_shows_its_rounds_and_takes_the_words_of_a_fit(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """``verbose`` draws the bar of `fit`, and a number is the probability of a worker."""
+    options: dict[str, Any] = {"rank": 1, "penalty": 3.0, "rounds": 3, "seed": 2}
+    table = small_table(workers=4, records=120)
+    by_number = impute(table, participation=0.5, verbose=True, **options)
+    told = capsys.readouterr().err
+    assert told.startswith("impute: opening")
+    assert "round 1" in told
+    by_name = impute(table, participation=emfed.algorithms.Bernoulli(0.5), **options)
+    assert by_number.ledger.summary() == by_name.ledger.summary()

@@ -378,14 +378,15 @@ class AutoEM(Algorithm):
             if request.lattice is None:
                 noise = safeguards.noise_of(metric, replies, weights)
             else:
-                noise = steps.lattice_noise(request, replies)
+                noise = steps.lattice_noise(request)
             seen = safeguards.Seen(model, state, request, metric, mean_field, noise)
             complete = number(extras, "missing") < 1e-9
             if self._walks and (request.accepted < 0).all():
-                apart = safeguards.apart(seen, replies, weights)
+                assert self.share is not None
+                apart = safeguards.apart(seen, replies, weights, self.share)
                 extras |= {"local": np.array(apart if apart < LARGEST_DRIFT else 0.0)}
             moved, extras = self._advance(seen, seed, gain, complete, extras)
-        extras |= steps.energy_of(request, replies, state)
+        extras |= steps.energy_of(request, replies, state, metric.whiten(mean_field - state.memory))
         new = ServerState(
             state.round + 1,
             state.generation,

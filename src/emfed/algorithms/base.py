@@ -121,7 +121,7 @@ class CompressedEM(Algorithm):
     def lattice(self, state: ServerState, workers: int) -> Lattice:
         """The operator's noise, as a share of what all workers sent last."""
         if self.needs_start_round and state.round == 0:
-            return Lattice.fine(workers, 1.0)
+            return Lattice.fine(1.0)
         omega = min(self.compressor.omega(len(state.statistics)), MOST_SHARE)
         return steps.next_lattice(state, workers, omega, LARGEST_NOISE, self.memory_rate)
 

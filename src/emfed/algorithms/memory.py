@@ -19,8 +19,7 @@ Every transition of that state is in this file. The fields of a worker's state:
 ``committed_round``  the last round known to be accepted, -1 if none
 ``generation``       which generation of memories this is
 ``evaluations``, ``pending_bytes``   what the pending upload cost, to tell it again
-``pending_energy``, ``pending_clipped``   where only sums are told: how long the innovation was, and
-how much of it had no room
+``pending_energy``   where only sums are told: how long the innovation was
 
 A request of generation g > ``generation`` starts all memories anew at zero: the server's answer
 to a worker that lost its disk (it does not keep a replica of each V_i; the choice costs a few
@@ -56,7 +55,6 @@ def state_fields(q: int) -> dict[str, StateField]:
         "evaluations": StateField((), np.int64),
         "pending_bytes": StateField((), np.int64),
         "pending_energy": StateField((), np.float64),
-        "pending_clipped": StateField((), np.float64),
     }
 
 
@@ -124,15 +122,13 @@ def hold(
     energies: FloatArray | None = None,
 ) -> WorkerStates:
     """Keep new uploads as pending, all at once: what is persisted before a reply leaves."""
-    told = np.zeros((len(fresh), 2)) if energies is None else energies
     new = {
         "pending": values,
         "pending_rate": np.full(len(fresh), rate),
         "pending_round": np.full(len(fresh), round_),
         "evaluations": evaluations,
         "pending_bytes": sizes,
-        "pending_energy": told[:, 0],
-        "pending_clipped": told[:, 1],
+        "pending_energy": np.zeros(len(fresh)) if energies is None else energies,
     }
     return update(states, fresh, new)
 
@@ -154,7 +150,6 @@ def replies(states: WorkerStates, request: Request, received: Received) -> Repli
     send = np.union1d(received.fresh, received.again) if again else received.fresh
     # New uploads of all need no copy; anything else may share memory with the store.
     pick = slice(None) if len(received.fresh) == len(request.workers) else send
-    told = [states[f"pending_{name}"][pick] for name in ("energy", "clipped")]
     return Replies(
         workers=request.workers[pick],
         rounds=np.full(len(send), request.round),
@@ -163,7 +158,7 @@ def replies(states: WorkerStates, request: Request, received: Received) -> Repli
         evaluations=states["evaluations"][pick],
         bytes_up=states["pending_bytes"][pick],
         lost_memory=request.workers[received.lost],
-        energies=None if request.lattice is None else np.stack(told, axis=1),
+        energies=None if request.lattice is None else states["pending_energy"][pick],
     )
 
 

@@ -109,20 +109,22 @@ def noise_of(metric: Metric, replies: Replies, weights: FloatArray) -> float:
     return total / max(1, replies.values.shape[-1])
 
 
-def apart(seen: Seen, replies: Replies, weights: FloatArray) -> float:
+def apart(seen: Seen, replies: Replies, weights: FloatArray, share: float) -> float:
     """The mean squared distance of workers from the mean of all, in the metric, without noise.
 
     First uploads alone tell it: they hold all that a worker sees, and not what is new. Infinite
     where few answered, or where distances have no unit. Where only sums are told, large workers
     count for more, and regions are not told apart: none is further than all of them together.
+    ``share`` is then the sum of everybody's squared weights: single ones are nobody's to know.
     """
     total = float(weights.sum())
     if total < 0.5 or not seen.metric.in_nats:
         return np.inf
     if seen.request.lattice is not None:
-        squared = float(steps.energy_of(seen.request, replies, seen.state)["innovation"])
+        told = steps.energy_of(seen.request, replies, seen.state, seen.mean_field)
+        squared = float(told["innovation"])
         mean = seen.metric.whiten(seen.mean_field / total)
-        return max(1e-3, squared / float(weights @ weights) - float(mean @ mean))
+        return max(1e-3, squared / share - float(mean @ mean))
     white = seen.metric.whiten(replies.values) ** 2
     white -= ((1 - replies.rates) * white.mean(axis=1))[:, None]
     excess = weights @ white / total - seen.metric.whiten(seen.mean_field / total) ** 2

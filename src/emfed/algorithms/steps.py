@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from math import fsum
 from typing import Any, final
 
 import numpy as np
@@ -11,7 +12,7 @@ import numpy as np
 from emfed.algorithms import memory
 from emfed.compressors import Identity
 from emfed.core.errors import NumericalError, WireError, check_range
-from emfed.core.messages import ENERGY_UNIT, MOST_ENERGY
+from emfed.core.messages import ENERGY_UNIT
 from emfed.core.protocols import (
     Compressed,
     Compressor,
@@ -207,7 +208,7 @@ class Sent:
     payload: bytes = b""
     """The payload itself, where the request asks for bytes: then there is one vector."""
     energies: FloatArray | None = None
-    """What `to_lattice` tells of their lengths, and of what it clipped."""
+    """What `to_lattice` tells of their lengths."""
 
 
 def hold_upload(
@@ -260,8 +261,10 @@ def to_lattice(
 ) -> Sent:
     """Vectors rounded to the common lattice, weights folded in; payloads are integers, unmasked.
 
-    The last two of them are squared lengths, in units of the lattice: of what was rounded, and of
-    the part of it that had no room.
+    The last three of them are the squared length of what was rounded, in units of the lattice and
+    in two words, and `wrap_check`. Nothing is clipped: a server that names a narrow lattice would
+    have all workers clipped but one, and read that one off the sum. Modulo a power of two a sum is
+    still a sum.
     """
     lattice, q = request.lattice, vectors.shape[-1]
     assert lattice is not None
@@ -269,15 +272,68 @@ def to_lattice(
     metric, weights = model.metric(request.params), request.weights[fresh][:, None]
     u = uniforms(seed, request.round, Purpose.COMPRESSION, request.workers[fresh], q)
     scaled = metric.whiten(vectors) * (weights / lattice.step)
-    whole = np.floor(scaled + u)
-    symbols = np.clip(whole, -lattice.bound, lattice.bound)
+    symbols = np.floor(scaled + u)
     values = metric.unwhiten((symbols - (u - 0.5)) * lattice.step) / weights
-    length = np.ceil((scaled**2).sum(axis=1) / (q * ENERGY_UNIT))
-    clipped = ((whole - symbols) ** 2).sum(axis=1)
-    energies = np.minimum(np.stack([length, clipped], axis=1), MOST_ENERGY)
-    told = np.column_stack([symbols, energies]).astype(np.int64)
+    energies = np.ceil((scaled**2).sum(axis=1) / (q * ENERGY_UNIT))
     rates, sizes = np.full(len(fresh), lattice.rate), np.full(len(fresh), lattice_size(lattice, q))
+    if not request.encode:
+        return Sent(values, rates, sizes, energies=energies)
+    words, high = _modular(symbols), np.floor(energies / 2.0**64)
+    told = np.column_stack([words, _modular(energies), _modular(high), wrap_check(words)])
     return Sent(values, rates, sizes, told.tobytes(), energies)
+
+
+def energy_in(words: IntArray) -> int:
+    """The squared length among the integers of one worker's payload."""
+    low, high = words[-3:-1].view(np.uint64).tolist()
+    return low + (high << 64)
+
+
+def _modular(numbers: FloatArray) -> IntArray:
+    """Whole numbers of any size modulo 2^64, exactly; the sign is that of a machine word."""
+    left = np.nan_to_num(np.fmod(numbers, 2.0**64))
+    left = np.where(left >= 2.0**63, left - 2.0**64, left)
+    return np.asarray(np.where(left < -(2.0**63), left + 2.0**64, left).astype(np.int64))
+
+
+def wrap_check(words: IntArray) -> IntArray:
+    """A weighted sum of each row's words modulo 2^64.
+
+    It is linear, so the server learns nothing by it but whether the sum of all workers' words had
+    room: the check of the sum is then the sum of the checks.
+    """
+    with np.errstate(over="ignore"):
+        odd = 2 * np.arange(words.shape[-1], dtype=np.uint64) + np.uint64(1)
+        weights = odd * np.uint64(0x9E3779B97F4A7C15)
+        return np.asarray((words.view(np.uint64) * weights).sum(axis=-1).view(np.int64))
+
+
+def held(model: Model, seed: int, request: Request, replies: Replies) -> Replies:
+    """What a server learns of workers' uploads in a simulation: nothing, if their sum has no room.
+
+    Where the network finds it out by `wrap_check`, the numbers themselves tell it here.
+    """
+    lattice, workers = request.lattice, replies.workers
+    if lattice is None or not len(workers) or replies.energies is None:
+        return replies
+    assert request.weights is not None
+    weights = request.weights[np.searchsorted(request.workers, workers)]
+    total = model.metric(request.params).whiten(weights @ replies.values) / lattice.step
+    half = 2.0 ** (lattice.bits - 1)
+    if np.abs(total).max(initial=0.0) + len(workers) < half:
+        return replies
+    u = uniforms(seed, request.round, Purpose.COMPRESSION, workers, len(total))
+    whole = np.rint(total + (u - 0.5).sum(axis=0))
+    if (whole < half).all() and (whole >= -half).all():
+        return replies
+    return no_room(request, len(total), fsum(replies.energies), replies.lost_memory)
+
+
+def no_room(request: Request, q: int, energy: float, lost: IntArray) -> Replies:
+    """A round whose sum had no room: nobody was heard, and the next lattice is wide enough."""
+    return replace(
+        Replies.empty(q), lost_memory=lost, energies=np.empty(0), overflow=max(energy, 1.0)
+    )
 
 
 def from_lattice(
@@ -292,38 +348,47 @@ def from_lattice(
 
 
 def lattice_size(lattice: Lattice, q: int) -> int:
-    """Bytes of a masked upload: symbols, two energies, and a word by which masks are checked."""
-    return -(-q * lattice.bits // 8) + 24
+    """Bytes of a masked upload: symbols, their length, and two words by which sums are checked."""
+    return -(-q * lattice.bits // 8) + 32
 
 
-def energy_of(request: Request, replies: Replies, state: ServerState) -> dict[str, FloatArray]:
+def energy_of(
+    request: Request, replies: Replies, state: ServerState, white: FloatArray
+) -> dict[str, FloatArray]:
     """What `next_lattice` must know of this round; of a round that told nothing, what was before.
 
-    ``innovation`` is sum |w_i Delta_i|^2, and ``room`` the bound of the next lattice in standard
-    deviations of a symbol. A single coordinate may be most of an innovation, so the room grows to
-    hold whatever was clipped now, and then shrinks to `ROOM` again.
+    ``white`` is the sum that was told, in the metric. ``innovation`` is sum |w_i Delta_i|^2, and
+    ``room`` what the next lattice has for a sum, as a multiple of the standard deviation of a
+    symbol times the number of workers. A single coordinate may be most of an innovation: room is
+    made for twice the largest, and after a sum without room for all of it in one coordinate.
     """
-    lattice, told = request.lattice, replies.energies
-    if lattice is None or told is None or not len(told) or request.kind == "start":
+    lattice = request.lattice
+    # Exactly, as the network adds them up in integers.
+    told = replies.overflow or (0.0 if replies.energies is None else fsum(replies.energies))
+    if lattice is None or not told > 0 or request.kind == "start":
         return {n: a for n, a in state.extras.items() if n in ("innovation", "room")}
-    q = len(state.statistics)
-    total, clipped = told.sum(axis=0) * (q * ENERGY_UNIT, 1.0)
-    deviation = max(1.0, float(np.sqrt(total / (len(told) * q))))
-    needed = (lattice.bound + float(np.sqrt(clipped))) / deviation if clipped else 0.0
+    q, n = len(state.statistics), len(request.workers)
+    total = float(told) * q * ENERGY_UNIT
+    deviation = max(1.0, float(np.sqrt(total / (n * q))))
+    needed = 2 * np.sqrt(q)
+    if not replies.overflow:
+        needed = 2 * float(np.abs(white).max(initial=0.0)) / (lattice.step * n * deviation)
     room = max(ROOM, needed, ROOM_KEPT * float(state.extras.get("room", ROOM)))
     return {"innovation": np.array(total * lattice.step**2), "room": np.array(room)}
 
 
-def lattice_noise(request: Request, replies: Replies) -> float:
-    """The variance of H's noise in each coordinate of the metric: roundings, and what was clipped.
+def _energy(model: Model, state: ServerState, heard: Heard) -> dict[str, FloatArray]:
+    request, replies = heard.request, heard.replies
+    if request.lattice is None:
+        return energy_of(request, replies, state, state.memory)
+    white = model.metric(request.params).whiten(heard.weights @ replies.values)
+    return energy_of(request, replies, state, white)
 
-    Workers that are alike clip alike, so n times what they clipped may be missing from the sum.
-    """
-    lattice, told = request.lattice, replies.energies
-    assert lattice is not None
-    assert told is not None
-    clipped = float(told[:, 1].sum()) / replies.values.shape[-1]
-    return len(told) * (1 / 12 + clipped) * lattice.step**2
+
+def lattice_noise(request: Request) -> float:
+    """The variance of H's noise in each coordinate of the metric: everybody's roundings."""
+    assert request.lattice is not None
+    return len(request.workers) / 12 * request.lattice.step**2
 
 
 def next_lattice(
@@ -337,7 +402,7 @@ def next_lattice(
     q, known = len(state.statistics), state.extras.get("innovation")
     if known is None or not float(known) > 0:
         step = min(2.0**-16, float(np.sqrt(12 * most / (workers * q))))
-        return Lattice.of(step, 40, workers, 1.0 if rate is None else rate)
+        return Lattice(step, 40, 1.0 if rate is None else rate)
     total = min(noise * float(known), most)
     step = max(float(np.sqrt(12 * total / (workers * q))), 2.0**-60)
     alpha = 1 / (1 + total / float(known)) if rate is None else rate
@@ -345,17 +410,17 @@ def next_lattice(
     least = int(np.ceil(float(state.extras.get("room", ROOM)) * max(deviation, 1.0)))
     bits = int(2 * workers * least + 1).bit_length()
     coarser = max(0, bits - MOST_BITS)
-    return Lattice.of(step * 2.0**coarser, bits - coarser, workers, alpha)
+    return Lattice(step * 2.0**coarser, bits - coarser, alpha)
 
 
 MOST_BITS = 62
 """Bits of a number of a lattice, so that sums are machine integers: one that would need more is
 coarser."""
 ROOM, ROOM_KEPT = 5.0, 0.7
-"""Standard deviations of a symbol that the lattice has room for at least, and the part of more room
-that the next round keeps. What is clipped is sent later: the memory lacks it, and the next
-innovation has it. With 5 alone a masked run on Beijing's air (full covariances) sent two of 3,960
-numbers, which were most of the innovation, a twelfth a round, and S went astray meanwhile."""
+"""Standard deviations of a symbol, times the workers, that the lattice has room for at least, and
+the part of more room that the next round keeps. A sum without room costs a round. With 5 alone a
+masked run on Beijing's air (full covariances) had no room for two of 3,960 numbers, which were most
+of the innovation."""
 
 
 def _channel_of(channel: Channel, request: Request) -> Channel:
@@ -567,7 +632,7 @@ def advance(
         round=state.round + 1,
         statistics=moved.statistics,
         memory=state.memory + (weights * replies.rates) @ replies.values,
-        extras={**state.extras, **energy_of(request, replies, state)},
+        extras={**state.extras, **_energy(model, state, heard)},
     )
     gain = worth(model, request, mean_field) if gauge and step else None
     return new, StepInfo(

@@ -45,7 +45,7 @@ def run_fit(options: Options) -> tuple[bool, bool]:
     silent = options.quiet or options.json_output
     with (
         threads_of(options.threads),
-        contextlib.nullcontext() if silent else progress(settings) as show,
+        contextlib.nullcontext() if silent else progress(settings.limits) as show,
     ):
         watch = Watch((show,) if show else (), None, path, 100, options.resume, curve=options.curve)
         workers = to_device(intake.workers, options.device, options.precision)

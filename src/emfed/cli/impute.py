@@ -11,7 +11,6 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from emfed.algorithms import Bernoulli, Everyone
 from emfed.cli.help import Options, spoken
 from emfed.compressors.words import parse_compressor
 from emfed.core.errors import DataError, EmfedWarning, SettingsError
@@ -112,14 +111,13 @@ def _read(options: Options) -> FieldTable:
 
 SETTINGS = (
     *("mode", "rank", "penalty", "smoothing", "seasonality", "spatial", "covariate_penalty"),
-    *("draws", "rounds", "seed"),
+    *("draws", "rounds", "seed", "participation"),
 )
 """Options that `impute` takes under the same name."""
 
 
 def _fit(table: FieldTable, options: Options, console: Console) -> Imputation:
     chosen = options.compressor
-    share = options.participation
     bar = Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -147,7 +145,6 @@ def _fit(table: FieldTable, options: Options, console: Console) -> Imputation:
             coordinates=_frame(options.coordinates),
             site_covariates=_frame(options.site_covariates),
             time_covariates=_frame(options.time_covariates),
-            participation=Everyone() if share == 1 else Bernoulli(share),
             compressor=None if chosen is None else parse_compressor(chosen),
             callbacks=[show],
             progress=stage,

@@ -248,33 +248,24 @@ class Question:
 class Lattice:
     """The integers that workers round to where only their sum is told.
 
-    Worker i tells k_i = floor(w_i x_i / step + u_i), at most ``bound`` in size, modulo 2^bits: then
-    step (sum k_i - sum (u_i - 1/2)) is the weighted sum, and the dither is taken off it.
+    Worker i tells k_i = floor(w_i x_i / step + u_i) modulo 2^bits: then step (sum k_i - sum (u_i -
+    1/2)) is the weighted sum, and the dither is taken off it. Nobody's k_i is clipped. The sum
+    alone must have room, and a sum that had none is noticed (`wrap_check`).
     """
 
     step: float
     bits: int
-    bound: int
     rate: float
     """alpha, of all workers."""
 
     @classmethod
-    def of(cls, step: float, bits: int, workers: int, rate: float) -> Lattice:
-        """One on which the sum of so many workers has room."""
-        return cls(step, bits, (2 ** (bits - 1) - 1) // workers, rate)
-
-    @classmethod
-    def fine(cls, workers: int, rate: float) -> Lattice:
+    def fine(cls, rate: float) -> Lattice:
         """One that hardly rounds: of statistics in a model's metric, which are of the size of 1."""
-        return cls.of(2.0**-32, 56, workers, rate)
+        return cls(2.0**-32, 56, rate)
 
 
 ENERGY_UNIT = 1 / 16
 """A share of q step^2: in this unit a worker tells how long its innovation was, with its upload."""
-MOST_ENERGY = 1 << 48
-"""The largest that a worker tells: sums over a million workers stay within 2^68, in whole
-numbers."""
-
 
 RequestKind = Literal["start", "round", "local", "fine"]
 
@@ -393,8 +384,9 @@ class Replies:
     """The payload of each reply."""
     lost_memory: IntArray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     energies: FloatArray | None = None
-    """With a lattice: |w_i Delta_i|^2 of each in the metric, in `ENERGY_UNIT` q step^2, and the
-    square of what was clipped of it, in step^2."""
+    """With a lattice: |w_i Delta_i|^2 of each in the metric, in `ENERGY_UNIT` q step^2."""
+    overflow: float = 0.0
+    """With a lattice that had no room for the sum: the sum of all energies. Then nobody is here."""
 
     _ROWS = ("workers", "rounds", "values", "rates", "evaluations", "bytes_up")
 
@@ -420,6 +412,7 @@ class Replies:
             **joined,
             lost_memory=np.concatenate([b.lost_memory for b in batches]),
             energies=np.concatenate(told) if told else None,
+            overflow=max(batch.overflow for batch in batches),
         )
 
     @classmethod

@@ -618,7 +618,7 @@ class Algorithm(ABC):
 
     def lattice(self, state: ServerState, workers: int) -> Lattice:
         """What workers round to in the next round, where only their sum is told."""
-        return Lattice.fine(workers, 0.0)
+        return Lattice.fine(0.0)
 
     @abstractmethod
     def state_fields(self, q: int) -> dict[str, StateField]:

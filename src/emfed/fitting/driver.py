@@ -799,20 +799,18 @@ def fit(
     with (
         threads_of(threads),
         federation_of(federation, data, groups, sample_weight, device, precision) as network,
-        shown(given, watch, verbose) as watched,
+        shown(given.limits, watch, verbose) as watched,
     ):
         return warned(run_fit(given, network, watched)).result
 
 
 @contextlib.contextmanager
-def shown(
-    settings: FitSettings, watch: Watch, verbose: bool, title: str = "fit"
-) -> Iterator[Watch]:
+def shown(stop: Stop, watch: Watch, verbose: bool, title: str = "fit") -> Iterator[Watch]:
     """Who looks at a fit, with a bar beside them where the user wants one."""
     if not verbose:
         yield watch
         return
-    with progress(settings, title, always=True) as show:
+    with progress(stop, title, always=True) as show:
         yield replace(watch, callbacks=(show, *watch.callbacks))
 
 
@@ -890,7 +888,7 @@ def select_components(
     with (
         threads_of(threads),
         federation_of(federation, data, groups, sample_weight, device, precision) as network,
-        shown(given, watch, verbose) as watched,
+        shown(given.limits, watch, verbose) as watched,
     ):
         fitted = warned(run_fit(given, network, watched))
     if fitted.selection is None:  # one number alone was left to try

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from emfed.artifacts.model_card import size
 from emfed.core import series
 from emfed.core.records import RoundRecord
-from emfed.fitting.settings import FitSettings
 from emfed.fitting.stopping import Stop
 
 Show = Callable[[RoundRecord], None]
@@ -53,7 +52,7 @@ def duration(seconds: float) -> str:
 
 
 @contextlib.contextmanager
-def progress(settings: FitSettings, title: str = "", always: bool = False) -> Iterator[Show]:
+def progress(stop: Stop, title: str = "", always: bool = False) -> Iterator[Show]:
     """A function to call with each record: a bar on stderr, drawn over itself.
 
     Where stderr is neither a terminal nor a notebook there is no bar, or with ``always`` a line now
@@ -64,7 +63,6 @@ def progress(settings: FitSettings, title: str = "", always: bool = False) -> It
     if not (over or always):
         yield lambda record: None
         return
-    stop = settings.stop(settings.method(2), 2)
     tell = _tell(over, title)
     tell("opening")
     try:
@@ -112,7 +110,9 @@ def _show(tell: Callable[[str], None], pause: float, stop: Stop) -> Show:
         if left is not None:
             done = round(BAR * record.round / max(1.0, record.round + left))
             parts.insert(0, "━" * done + "─" * (BAR - done))
-            parts.append(f"about {duration(left * each)} left")
+            guessed = rounds_left(values, stop.nats, stop.tolerance, None, record.round)
+            unknown = guessed is None and (stop.nats or stop.tolerance)  # so far, but for the limit
+            parts.append(f"{'at most' if unknown else 'about'} {duration(left * each)} left")
         tell("  ".join(parts))
 
     return show

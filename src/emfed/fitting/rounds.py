@@ -16,10 +16,11 @@ import numpy as np
 
 from emfed.algorithms import EM, CellEM, Everyone
 from emfed.algorithms.memory import gap
-from emfed.algorithms.steps import rounded_statistics, settled
+from emfed.algorithms.steps import energy_of, held, rounded_statistics, settled
 from emfed.core.errors import (
     CheckpointError,
     MembersChanged,
+    NumericalError,
     ParticipationError,
     ServerCrash,
     SettingsError,
@@ -74,6 +75,11 @@ class Hook(Protocol):
 
     def load(self, arrays: dict[str, Any], about: dict[str, Any]) -> None:
         """The inverse of `save`."""
+
+
+WIDENED = 3
+"""How many sums in a row may have no room. One is enough where the next lattice follows from what
+was told; a run whose lattice never changes ends after these."""
 
 
 def opening_record(workers: int, evaluations: int = 0) -> RoundRecord:
@@ -280,6 +286,8 @@ class Run(Rounds):
         """Bytes of each round's quantised step."""
         self._followed = 0
         """The first round from whose statistics steps lead on."""
+        self._widened = 0
+        """How many sums in a row had no room."""
         if not self.algorithm.needs_start_round:
             self._step_sizes.append(0)
             self._record(opening_record(n, session.evaluations))
@@ -472,6 +480,8 @@ class Run(Rounds):
             heard = np.union1d(arrived.workers, arrived.lost_memory)
             if self.federation.carries_bytes:  # it tells a sum of all, or of nobody
                 heard = np.setdiff1d(request.workers, self.federation.missed)
+            else:
+                arrived = held(self.model, self.seed, request, arrived)
             if len(heard) == len(request.workers) or self.federation.overtaken:
                 return arrived, heard
         if patience is None:
@@ -489,6 +499,9 @@ class Run(Rounds):
         state, request = self.state, self.plan()
         if self.session.masks:
             replies, heard = self.gather_sum(request)
+            if replies.overflow and not len(replies.lost_memory):
+                return self._widen(request, replies, time.perf_counter() - began)
+            self._widened = 0
         else:
             replies = self.gather(request)
             heard = np.union1d(replies.workers, replies.lost_memory)
@@ -537,6 +550,23 @@ class Run(Rounds):
             self.accepted[replies.workers] = state.round
         self.state, self._params = new, None
         return record
+
+    def _widen(self, request: Request, replies: Replies, seconds: float) -> RoundRecord:
+        """A round whose sum had no room: nothing moves, and the next lattice is wide enough."""
+        self._widened += 1
+        if self._widened > WIDENED or request.kind == "start":
+            raise NumericalError(
+                "the statistics are too large for masked sums of this algorithm: use other units "
+                "of the columns."
+            )
+        state = self.state
+        told = replace(opening_record(len(request.workers), self.samples), seconds=seconds)
+        told = replace(told, round=state.round, generation=state.generation, answered=0)
+        extras = energy_of(request, replies, state, state.memory)
+        self.state = replace(state, round=state.round + 1, extras={**state.extras, **extras})
+        self._step_sizes.append(0)
+        self.federation.keep_step(state.round, b"")
+        return self._record(told)
 
     def _rebind(self, request: Request, replies: Replies, seconds: float) -> RoundRecord:
         """A round that makes no step: who is here has changed, and the model is bound to them.

@@ -206,8 +206,7 @@ class FitSettings:
         if self.epsilon is not None:
             self._check_private()
         check_type("participation", self.who(), Participation, "Bernoulli(0.5)")
-        self.method(2)
-        self.stop(self.method(2), 2)
+        self.limits  # noqa: B018 (it checks the algorithm and the limits)
 
     def _check_private(self) -> None:
         """Refuse what a private fit has no answer to."""
@@ -268,11 +267,7 @@ class FitSettings:
 
     def who(self) -> Participation:
         """Who takes part in a round."""
-        given: Any = self.participation
-        if given is None or isinstance(given, Participation):
-            return Everyone() if given is None else given
-        check_range("participation", given, 0, 1, open_low=True)
-        return Everyone() if given == 1 else Bernoulli(float(given))
+        return participants(self.participation)
 
     def method(self, workers: int) -> Algorithm:
         """The algorithm, for so many workers; the one meaning of ``"auto"``."""
@@ -326,6 +321,11 @@ class FitSettings:
         rounds = ROUNDS if all(limit is None for limit in limits) else self.rounds
         return Stop(rounds, self.epochs, field_tol, self.max_bytes, self.seconds, nats or None)
 
+    @property
+    def limits(self) -> Stop:
+        """When a fit of several workers is done."""
+        return self.stop(self.method(2), 2)
+
     @classmethod
     def read(cls, model: Any, algorithm: Any = None, **options: Any) -> FitSettings:
         """Read keyword arguments; an unknown one is told."""
@@ -342,6 +342,14 @@ class FitSettings:
     def but(self, **changes: Any) -> FitSettings:
         """The same with some settings changed."""
         return replace(self, **changes)
+
+
+def participants(given: Any) -> Participation:
+    """Who takes part in a round, from None, a probability or a `Participation`."""
+    if given is None or isinstance(given, Participation):
+        return Everyone() if given is None else given
+    check_range("participation", given, 0, 1, open_low=True)
+    return Everyone() if given == 1 else Bernoulli(float(given))
 
 
 def read_range(components: Any, name: str = "n_components") -> list[int]:

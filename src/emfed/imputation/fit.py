@@ -22,10 +22,10 @@ from emfed.core.records import RoundRecord
 from emfed.core.streams import check_seed
 from emfed.core.wire import LARGEST_PAYLOAD
 from emfed.data.workers import WorkerData
-from emfed.fitting.driver import Watch, run_fit, threads_of
+from emfed.fitting.driver import Watch, run_fit, shown, threads_of
 from emfed.fitting.rounds import Run
 from emfed.fitting.session import Session, digest
-from emfed.fitting.settings import PATIENCE, FitSettings
+from emfed.fitting.settings import PATIENCE, FitSettings, participants
 from emfed.fitting.stopping import Callback, Stop
 from emfed.imputation.cells import WARM_SWEEPS, Observed, Proximal, mean_of
 from emfed.imputation.choice import Choice, Search
@@ -98,8 +98,8 @@ class ImputeSettings:
         "observed" only.
     compressor : Compressor or None
         The operator that compresses uploads.
-    participation : Participation or None
-        Who takes part in a round; None is everyone.
+    participation : Participation, float or None
+        Who takes part in a round: None is everyone, a number the probability of each.
     step_size : float or None
         The step.
     memory_rate : float or None
@@ -160,7 +160,7 @@ class ImputeSettings:
     site_covariates: Any = None
     time_covariates: Any = None
     compressor: Compressor | None = None
-    participation: Participation | None = None
+    participation: Participation | float | None = None
     step_size: float | None = None
     memory_rate: float | None = None
     batch_size: int = BATCH
@@ -212,7 +212,7 @@ class ImputeSettings:
     @property
     def who(self) -> Participation:
         """Who takes part in a round."""
-        return Everyone() if self.participation is None else self.participation
+        return participants(self.participation)
 
     @property
     def stop(self) -> Stop:
@@ -304,6 +304,7 @@ def impute(
     checkpoint: str | Path | None = None,
     resume: bool = False,
     threads: int = 1,
+    verbose: bool = False,
     progress: ProgressFunction | None = None,
     **settings: Any,
 ) -> Imputation:
@@ -328,6 +329,8 @@ def impute(
         Whether the fit goes on from the checkpoint, if it is there.
     threads : int
         The threads of the linear algebra, whose matrices are tall and thin: one is fastest.
+    verbose : bool
+        Whether a bar on stderr shows rounds, bytes and the time that may be left, as in `fit`.
     progress : callable, optional
         A function of what is done after the rounds, in words, and the share that is done.
     **settings : object
@@ -368,9 +371,9 @@ def impute(
         table = read_records(table)
     if isinstance(table, FieldTable):
         table.warn()
-    with threads_of(threads):
+    with threads_of(threads), shown(given.stop, watch, verbose, "impute") as watched:
         try:
-            found = _imputed(given, table, grid, watch, progress)
+            found = _imputed(given, table, grid, watched, progress)
             return replace(found, draw_count=given.draws)
         except np.linalg.LinAlgError as error:
             raise NumericalError(
@@ -428,7 +431,7 @@ def _pooled(
     rounds would: how many workers saw each cell of the table, then weights and sums of those cells
     that enough have seen. Every worker tells of all cells, with zeros where it saw nothing.
     """
-    if given.participation is not None or given.compressor is not None:
+    if not isinstance(given.who, Everyone) or given.compressor is not None:
         raise SettingsError(
             "masked sums of cells are exact, and of everyone: leave out compressor and "
             "participation, or fit with masks=False, which every site must allow in its rules."

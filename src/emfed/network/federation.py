@@ -14,7 +14,7 @@ from typing import Any, final
 import numpy as np
 
 from emfed.algorithms import EM
-from emfed.algorithms.steps import from_lattice
+from emfed.algorithms.steps import from_lattice, no_room, wrap_check
 from emfed.core.errors import (
     CheckpointError,
     ParticipationError,
@@ -641,7 +641,7 @@ class RemoteFederation(Federation):
 
         q = len(request.statistics)
         if len(request.workers) < SMALLEST_SET:  # too few were drawn: nobody has a say
-            return replace(Replies.empty(q), energies=np.empty((0, 2)))
+            return replace(Replies.empty(q), energies=np.empty(0))
         asked = _Asked(request.workers.tolist(), messages, remembers=True)
         shape, least = upload_shape(lattice, q), max(enough, SMALLEST_SET)
         try:
@@ -654,7 +654,10 @@ class RemoteFederation(Federation):
         heard |= {*members, *asked.lost}
         lost = np.array(sorted(asked.lost), dtype=np.int64)
         if not members:
-            return replace(Replies.empty(q), lost_memory=lost, energies=np.empty((0, 2)))
+            return replace(Replies.empty(q), lost_memory=lost, energies=np.empty(0))
+        energy = float(sums[1][0])
+        if wrap_check(sums[0]) != sums[2][0]:
+            return no_room(request, q, energy, lost)
         workers, n = np.array(members, dtype=np.int64), len(members)
         assert request.weights is not None
         first = request.weights[np.searchsorted(request.workers, workers[0])]
@@ -668,7 +671,7 @@ class RemoteFederation(Federation):
             evaluations=self.members.counts[workers],
             bytes_up=np.full(n, shape_size(shape)),
             lost_memory=lost,
-            energies=np.vstack([sums[1].astype(np.float64), np.zeros((n - 1, 2))]),
+            energies=np.array([energy, *[0.0] * (n - 1)]),
         )
 
     def _ask_all(

@@ -24,7 +24,7 @@ from typing import Any, final
 import numpy as np
 
 from emfed.algorithms import build_algorithm
-from emfed.algorithms.steps import settled
+from emfed.algorithms.steps import energy_in, settled
 from emfed.core.errors import DataError, SettingsError, WireError
 from emfed.core.privacy import Privacy, discrete_gaussian, epsilon_of, price_on
 from emfed.core.protocols import (
@@ -136,6 +136,7 @@ from emfed.network.store import (
     runs_in,
 )
 from emfed.network.sums import (
+    ENERGY_BITS,
     FIRST_QUESTION,
     PRIVATE_BITS,
     WEIGHT,
@@ -1003,8 +1004,10 @@ class Site:
         subject = round_subject(_phase(joined.phase).view, state.statistics)
         subject = hashlib.sha256(joined.constants.tobytes() + subject).digest()
         about = b"round" + state.links.about.encode()
-        blocks: list[NumberBlock] = [(told[:-2], lattice.bits), (told[-2:], 64)]
-        note = f"{len(told) - 2} statistics, to be added up"
+        energy: Any = np.array([energy_in(told)], dtype=object)
+        blocks: list[NumberBlock] = [(told[:-3], lattice.bits), (energy, ENERGY_BITS)]
+        blocks.append((told[-1:], 64))
+        note = f"{len(told) - 3} statistics, to be added up"
         waits = self._waits(header, about)
         return waits or self._ready(header, about, subject, blocks, note)
 

@@ -61,24 +61,22 @@ CHECK: NumberBlock = (np.zeros(1, dtype=np.int64), 64)
 """A word that is zero in every answer: its sum is zero if the masks were those of one set."""
 FIRST_QUESTION = 1 << 27
 """Numbers from here on are those of questions, below of rounds; all questions take four bytes."""
-_LATTICE = struct.Struct("<dBQd")
+_LATTICE = struct.Struct("<dBd")
 
 
 def encode_lattice(lattice: Lattice) -> bytes:
     """A request's lattice, after the rest of its body."""
-    return _LATTICE.pack(lattice.step, lattice.bits, lattice.bound, lattice.rate)
+    return _LATTICE.pack(lattice.step, lattice.bits, lattice.rate)
 
 
 def decode_lattice(body: bytes) -> tuple[Lattice, bytes]:
     """The inverse of `encode_lattice`, and the rest of the body."""
     if len(body) < _LATTICE.size:
         raise WireError("a masked request ends with its lattice.")
-    step, bits, bound, rate = _LATTICE.unpack_from(body, len(body) - _LATTICE.size)
-    if not (
-        0 < step < 1e300 and 2 <= bits <= 64 and 0 < bound < 2 ** (bits - 1) and 0 <= rate <= 1
-    ):
+    step, bits, rate = _LATTICE.unpack_from(body, len(body) - _LATTICE.size)
+    if not (2.0**-80 <= step < 1e300 and 2 <= bits <= 64 and 0 <= rate <= 1):
         raise WireError("a lattice that cannot be.")
-    return Lattice(step, bits, bound, rate), body[: -_LATTICE.size]
+    return Lattice(step, bits, rate), body[: -_LATTICE.size]
 
 
 LATTICE_SIZE = _LATTICE.size
@@ -90,9 +88,13 @@ def round_subject(view: View, statistics: FloatArray) -> bytes:
     return hashlib.sha256(repr(view).encode() + statistics.astype(np.float32).tobytes()).digest()
 
 
+ENERGY_BITS = 128
+"""Bits of a squared length: on the finest lattice those of statistics near 1 have 70."""
+
+
 def upload_shape(lattice: Lattice, q: int) -> Shape:
-    """A round's blocks: symbols, then two energies and the check."""
-    return ((q, lattice.bits), (2, 64), (1, 64))
+    """A round's blocks: symbols, then their length with `wrap_check`, and the check of masks."""
+    return ((q, lattice.bits), (1, ENERGY_BITS), (1, 64), (1, 64))
 
 
 def answer_shape(width: int) -> Shape:

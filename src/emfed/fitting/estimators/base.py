@@ -233,7 +233,7 @@ class FederatedEstimator(BaseEstimator):
     def _run(self, settings: FitSettings, network: Federation) -> Fitted:
         """The fit, with a bar and a last line where the user wants to see it."""
         name = type(self).__name__
-        with shown(settings, NOBODY, bool(self.verbose), name) as watch:
+        with shown(settings.limits, NOBODY, bool(self.verbose), name) as watch:
             found = run_fit(settings, network, watch)
         if self.verbose:
             sys.stderr.write(f"{name}: {found.result.outcome}\n")

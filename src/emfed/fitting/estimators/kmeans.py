@@ -127,39 +127,9 @@ class FederatedKMeans(
     def _publish(self, result: Result) -> None:
         self.cluster_centers_ = result.params.centres
         self._n_features_out = len(self.cluster_centers_)
-
-    def fit(
-        self,
-        X: Any,
-        y: Any = None,
-        *,
-        groups: Any | None = None,
-        sample_weight: Any | None = None,
-    ) -> FederatedKMeans:
-        """Find the centres, then the cluster of each row where it lies.
-
-        Parameters
-        ----------
-        X : table, dict, list or Federation
-            One table, whose rows belong to the workers that ``groups`` names; a dict or list of
-            tables, one for each worker; or a federation of sites elsewhere.
-        y : None
-            Ignored.
-        groups : array or str, optional
-            The worker of each row of one table: values, or a column of a data frame. Without it all
-            rows are one worker's.
-        sample_weight : array or sequence of arrays, optional
-            How much each row counts, in the shape of the data.
-
-        Returns
-        -------
-        FederatedKMeans
-            The fitted estimator.
-        """
-        super().fit(X, y, groups=groups, sample_weight=sample_weight)
-        scale = self.result_.model.frame.scale[0] ** 2 if not self.standardised else 1.0
-        self.inertia_ = -self.lower_bound_ * self.result_.samples * scale
-        return self
+        if np.isfinite(self.lower_bound_):  # one batch tells nothing of all rows
+            scale = result.model.frame.scale[0] ** 2 if not self.standardised else 1.0
+            self.inertia_ = -self.lower_bound_ * result.samples * scale
 
     _label, fit_predict = MixtureMethods._label, MixtureMethods.fit_predict
 

@@ -74,7 +74,10 @@ class _Search:
         """The statistics after some rounds; each run has random numbers of its own."""
         seed = (self.session.seed + _GOLDEN * self.rounds) % 2**64
         run = Run(self.session, view, algorithm, statistics, purpose="start", seed=seed)
-        if run.until(Stop(rounds=rounds)) == "interrupted":
+        stopped = run.until(Stop(rounds=rounds))
+        if lost := sum(not r.answered for r in run.records):  # masked sums that had no room
+            stopped = run.until(Stop(rounds=rounds + lost))
+        if stopped == "interrupted":
             raise KeyboardInterrupt
         self.session.evaluations += sum(r.evaluations for r in run.records if r.round)
         self.rounds += rounds
