@@ -148,6 +148,16 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert wrong == []
 
 
+def test_pages_that_the_site_includes_link_to_its_own_pages_alone() -> None:
+    wrong = []
+    for page in SITE_PAGES:
+        for name in re.findall(r"^```\{include\} (\.\.\S+)", page.read_text("utf-8"), re.M):
+            text = (page.parent / name).read_text("utf-8")
+            links = re.findall(r"\]\(([^)\s]+)\)", re.sub(r"`[^`\n]*`", "", text))
+            wrong += [f"{name}: {x}" for x in links if not re.match(r"docs/|#|https?:", x)]
+    assert wrong == []
+
+
 def test_no_line_of_a_sentence_begins_a_list_by_chance() -> None:
     # "The medians are 2.2 and" with "1. With step 0.03" on the next line became a list of one item.
     wrong = []

@@ -23,7 +23,7 @@ from emfed.core.errors import EmfedError, ParticipationError, SettingsError
 from emfed.network import join, listen
 from emfed.network import keys as deployment_keys
 from emfed.network.websocket import background, greeting
-from emfed.network.websocket.client import SiteConnection
+from emfed.network.websocket.client import SiteConnection, draw_pause
 from emfed.network.websocket.greeting import FORGED, HELLO, MISUSE, UNKNOWN, encode_proof
 from emfed.network.websocket.server import WebSocketTransport
 from tests.helpers import OPEN
@@ -529,6 +529,13 @@ def test_through_a_proxy(
         monkeypatch.setenv("HTTPS_PROXY", f"http://127.0.0.1:{proxy.port}")
         running = site("bergen", address=f"em.test:{server.port}")
         wait_until(lambda: running.heard("the proxy refused to connect"))
+
+
+def test_pauses_between_calls_double_up_to_half_a_minute_and_differ_between_sites() -> None:
+    for failures, longest in ((1, 0.5), (2, 1.0), (5, 8.0), (7, 30.0), (100_000, 30.0)):
+        pauses = [draw_pause(failures) for _ in range(50)]
+        assert longest / 2 <= min(pauses) < 0.6 * longest
+        assert 0.9 * longest < max(pauses) <= longest
 
 
 def test_a_server_that_comes_back_finds_its_sites(folder: Path, tmp_path: Path) -> None:

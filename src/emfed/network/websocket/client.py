@@ -176,8 +176,7 @@ class SiteConnection:
                 if self.over or self._leaving:
                     return
                 failures = 1 if loop.time() - began > STEADY_SECONDS else failures + 1
-                longest = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** (failures - 1))
-                pause = longest * (0.5 + 0.5 * secrets.randbelow(1 << 20) / (1 << 20))
+                pause = draw_pause(failures)
                 report("state", f"{why}; trying again in {max(1, round(pause))} s")
                 logger.info("%s", why)
                 await asyncio.sleep(pause)
@@ -281,6 +280,12 @@ class SiteConnection:
             if count % 2 == 0:
                 with contextlib.suppress(ConnectionClosed):
                     await line.poke()
+
+
+def draw_pause(failures: int) -> float:
+    """Seconds to wait after so many failures in a row."""
+    longest = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(failures - 1, 30))
+    return longest * (0.5 + 0.5 * secrets.randbelow(1 << 20) / (1 << 20))
 
 
 def explain(error: Exception, address: str, fatal: bool = False) -> str:
