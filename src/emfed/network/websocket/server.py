@@ -107,7 +107,7 @@ def show_place(line: ServerConnection) -> str:
 
 
 @final
-class Door(socket.socket):
+class ListeningSocket(socket.socket):
     """A listening socket that lets in a bounded number of strangers, before TLS and all else.
 
     Each takes a descriptor and about 0.3 MB. Out of descriptors a server could not write its own
@@ -151,14 +151,14 @@ def most_strangers() -> int:
     return min(MOST_STRANGERS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
 
 
-def open_doors(host: str, port: int) -> list[Door]:
+def open_doors(host: str, port: int) -> list[ListeningSocket]:
     """Listen on every address of a name."""
-    doors: list[Door] = []
+    doors: list[ListeningSocket] = []
     kind = socket.SOCK_STREAM
     found = socket.getaddrinfo(host, port, type=kind, flags=socket.AI_PASSIVE)
     try:
         for family, address in dict.fromkeys((entry[0], entry[4]) for entry in found):
-            door = Door(family, kind)
+            door = ListeningSocket(family, kind)
             door.strangers, door.leaving = {}, []
             doors.append(door)
             if os.name == "posix":
@@ -382,7 +382,7 @@ class WebSocketTransport(Transport):
         self._watching = asyncio.get_running_loop().create_task(self._watch())
         return servers
 
-    async def _listen_at(self, door: Door, context: ssl.SSLContext | None) -> Server:
+    async def _listen_at(self, door: ListeningSocket, context: ssl.SSLContext | None) -> Server:
         return await serve(
             self._attend,
             sock=door,
