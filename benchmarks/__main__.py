@@ -41,7 +41,7 @@ from benchmarks.files import bench_files
 from benchmarks.flower import bench_flower
 from benchmarks.gpu import bench_gpu
 from benchmarks.house import bench_house, wordy, write_table
-from benchmarks.imputation import bench_imputation, bench_index, goals
+from benchmarks.imputation import Kept, bench_imputation, bench_index, goals
 from benchmarks.judging import bench_coverage, bench_exchanges, bench_mistakes
 from benchmarks.ledger import bench_ledger, bench_mnist
 from benchmarks.messages import bench_messages
@@ -219,10 +219,12 @@ def _mnist(console: Console) -> list[dict[str, Any]]:
     return rows
 
 
-def imputation(console: Console) -> list[dict[str, Any]]:
+def imputation(
+    console: Console, keep: Path | None = None, minutes: float = np.inf
+) -> list[dict[str, Any]]:
     """Field counts beside additive GLM, softImpute and a low-rank Poisson fit; then the index."""
-    rows = []
-    for row in bench_imputation():
+    rows, kept = [], Kept(keep, minutes)
+    for row in bench_imputation(kept=kept):
         console.print(f"{row['table']}, {row['method']}: deviance {row['deviance']:.3f}")
         rows.append(row)
     names = ("rmse", "deviance", "totals", "cells", "trend")
@@ -256,13 +258,13 @@ def imputation(console: Console) -> list[dict[str, Any]]:
     headings = ("table", "deviance", "totals", "cells", "in turn")
     show(console, f"{title}, beside two standard errors (in brackets: one)", headings, lines)
     if (Path(os.environ.get("EMFED_DATA", "")) / "bbs_wood_thrush.csv.gz").exists():
-        index = list(bench_index())
+        index = list(bench_index(kept=kept))
         lines = []
         for masked in dict.fromkeys(row["masked"] for row in index):
             own = [row for row in index if row["masked"] == masked]
             means = (np.mean([row[k] for row in own]) for k in ("error", "additive", "covered"))
             covered = [row["covered"] for row in own]
-            error = np.std(covered, ddof=1) / len(own) ** 0.5
+            error = np.std(covered, ddof=1) / len(own) ** 0.5 if len(own) > 1 else np.nan
             lines.append((masked, len(own), *(f"{m:.3f}" for m in means), f"{error:.3f}"))
         headings = ("masked", "tables", "error", "additive", "covered", "its s.e.")
         show(console, "Yearly index of complete series, 60% masked; 90% bounds", headings, lines)
@@ -923,6 +925,7 @@ def main() -> None:
         "estimators": partial(estimators, keep=arguments.keep, minutes=arguments.minutes),
         "privacy": partial(privacy, keep=arguments.keep, minutes=arguments.minutes),
         "answer-network": partial(answer_network, keep=arguments.keep, minutes=arguments.minutes),
+        "imputation": partial(imputation, keep=arguments.keep, minutes=arguments.minutes),
         "field-bounds": partial(field_bounds, keep=arguments.keep, minutes=arguments.minutes),
     }
     console = Console(width=110)

@@ -75,6 +75,10 @@ NEW = {
         imputation/effort.py imputation/report.py models/occupancy.py
         imputation/families.py:NegativeBinomialCells,ZeroInflatedCells
         imputation/ebird.py:Checklists,_EffortOf imputation/intake.py:_effort,_with_effort""",
+    "effects of observers, ties between neighbours": """models/observers.py imputation/skill.py
+        imputation/space.py""",
+    "masked sums of cells": "models/cells.py:PaddedCells,padded_cells",
+    "lazy frames": "data/sources.py:LazyRows",
     "starts from sketches and sites' own clusters": """fitting/starts/sketch.py
         network/own_clusters.py models/clusters.py:BucketParameters,BucketMetric,Buckets
         fitting/starts/start_search.py:_own_sketch,sketches,merged,buckets

@@ -7,15 +7,20 @@ season and a line along time; where a site lies, if that is known), its penalty 
 
 Coverage of cells is that of held-out records, by the ranks they have among draws of new records
 with ties broken at random: an interval of whole numbers holds more than its level.
+
+``python -m benchmarks imputation [--keep FILE] [--minutes M]``: with a file, the same command goes
+on from the tables that it holds.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -213,31 +218,58 @@ def ranked(
     return np.asarray(np.abs(rank - 0.5) < LEVEL / 2)
 
 
+class Kept:
+    """Rows by what they are of, in a file to go on from, and a time after which none is begun."""
+
+    def __init__(self, path: Path | None = None, minutes: float = np.inf) -> None:
+        self.path, self.until = path, time.monotonic() + 60 * minutes
+        there = path is not None and path.exists()
+        self.found: dict[str, Any] = json.loads(path.read_text()) if path and there else {}
+
+    def rows(self, key: str, make: Callable[[], list[dict[str, Any]]]) -> list[dict[str, Any]]:
+        """The rows of the file, or those that are made now, or none where time is over."""
+        if key not in self.found:
+            if time.monotonic() >= self.until:
+                return []
+            self.found[key] = make()
+            if self.path is not None:
+                self.path.write_text(json.dumps(self.found))
+        return list(self.found[key])
+
+
 def bench_imputation(
-    seeds: tuple[int, ...] = (0,), small: bool = True, families: tuple[str, ...] = (FAMILY,)
+    seeds: tuple[int, ...] = (0,),
+    small: bool = True,
+    families: tuple[str, ...] = (FAMILY,),
+    kept: Kept | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """A row for each table, seed and method, as they are done."""
+    """A row for each table, seed and method, as tables are done."""
     warnings.simplefilter("ignore", emfed.EmfedWarning)
+    kept = kept or Kept()
     for family in families:
+        peers = PEERS if family == families[0] and family != "log1p" else {}
         for subject in subjects(family, small):
             for seed in seeds:
-                table, held = subject.table.split(0.1, seed)
-                about = {"table": subject.name, "seed": seed}
-                row = ours(table, held, seed)
-                trend = row.pop("result").trend(level=LEVEL)
-                if subject.truth is not None:
-                    inside = (trend["lower"] <= subject.truth) & (subject.truth <= trend["upper"])
-                    row["trend"] = float(inside.mean())
-                yield {**about, "method": f"emfed, {family}", **row}
-                if family != families[0] or family == "log1p":
-                    continue
-                for peer, fit in PEERS.items():
-                    guess = fit(table.pooled, held, subject.covariates)
-                    yield {
-                        **about,
-                        "method": peer,
-                        **measures(guess, held, counts_of(held, family)),
-                    }
+                key = f"{subject.name}, {family}, {seed}"
+                yield from kept.rows(key, partial(_compared, subject, family, seed, peers))
+
+
+def _compared(
+    subject: Subject, family: str, seed: int, peers: dict[str, Peer]
+) -> list[dict[str, Any]]:
+    """One table by `impute` and by its peers."""
+    table, held = subject.table.split(0.1, seed)
+    about = {"table": subject.name, "seed": seed}
+    row = ours(table, held, seed)
+    trend = row.pop("result").trend(level=LEVEL)
+    if subject.truth is not None:
+        inside = (trend["lower"] <= subject.truth) & (subject.truth <= trend["upper"])
+        row["trend"] = float(inside.mean())
+    rows = [{**about, "method": f"emfed, {family}", **row}]
+    for peer, fit in peers.items():
+        found = measures(fit(table.pooled, held, subject.covariates), held, counts_of(held, family))
+        rows.append({**about, "method": peer, **found})
+    return rows
 
 
 def goals(rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -302,32 +334,38 @@ def complete_series(folder: Path, least: int = 25) -> np.ndarray:
     return wide.select(years).drop_nulls().to_numpy().astype(np.float64).round()
 
 
-def bench_index(seeds: tuple[int, ...] = (0, 1, 2, 3)) -> Iterator[dict[str, Any]]:
+def bench_index(
+    seeds: tuple[int, ...] = (0, 1, 2, 3), kept: Kept | None = None
+) -> Iterator[dict[str, Any]]:
     """Yearly totals of complete real series with 60% masked: error of the index, coverage."""
     warnings.simplefilter("ignore", emfed.EmfedWarning)
     folder = Path(os.environ.get("EMFED_DATA", ""))
     counts = complete_series(folder)
-    truth = counts.sum(axis=0)
+    kept = kept or Kept()
+    for seed in seeds:
+        for growing in (False, True):
+            key = f"index, {growing}, {seed}"
+            yield from kept.rows(key, partial(_index_of_masked, counts, growing, seed))
+
+
+def _index_of_masked(counts: np.ndarray, growing: bool, seed: int) -> list[dict[str, Any]]:
+    """One masked table: the error of its index, that of the additive model's, and coverage."""
+    table = masked_series(counts, seed, growing)
+    index, cells = impute(table, seed=seed).index(level=LEVEL), table.pooled
     everywhere = np.indices(counts.shape).reshape(2, -1)
-    for growing in (False, True):
-        for seed in seeds:
-            table = masked_series(counts, seed, growing)
-            result = impute(table, seed=seed)
-            index = result.index(level=LEVEL)
-            cells = table.pooled
-            all_cells = Cells(
-                *everywhere, np.ones(counts.size), np.zeros(counts.size), counts.shape
-            )
-            guess = additive(cells, all_cells).reshape(counts.shape)
-            guess[cells.sites, cells.times] = cells.sums
-            true = 100 * truth / truth[0]
-            mine, theirs = np.asarray(index["index"]), 100 * guess.sum(axis=0) / guess[:, 0].sum()
-            inside = (index["lower"] <= true) & (true <= index["upper"])
-            yield {
-                "masked": "early years more" if growing else "at random",
-                "seed": seed,
-                "sites": len(counts),
-                "error": float(np.mean(np.abs(mine - true)[1:])),
-                "additive": float(np.mean(np.abs(theirs - true)[1:])),
-                "covered": float(inside[1:].mean()),
-            }
+    all_cells = Cells(*everywhere, np.ones(counts.size), np.zeros(counts.size), counts.shape)
+    guess = additive(cells, all_cells).reshape(counts.shape)
+    guess[cells.sites, cells.times] = cells.sums
+    truth = counts.sum(axis=0)
+    true = 100 * truth / truth[0]
+    mine, theirs = np.asarray(index["index"]), 100 * guess.sum(axis=0) / guess[:, 0].sum()
+    inside = (index["lower"] <= true) & (true <= index["upper"])
+    row = {
+        "masked": "early years more" if growing else "at random",
+        "seed": seed,
+        "sites": len(counts),
+        "error": float(np.mean(np.abs(mine - true)[1:])),
+        "additive": float(np.mean(np.abs(theirs - true)[1:])),
+        "covered": float(inside[1:].mean()),
+    }
+    return [row]

@@ -80,7 +80,18 @@ STANDARD = {
     *("datetime", "decimal", "threading", "time", "typing", "warnings", "zlib"),
     *("base64", "difflib", "importlib", "io", "itertools", "logging", "multiprocessing"),
     *("asyncio", "concurrent", "queue", "ssl"),
-    *("fcntl", "msvcrt", "numbers", "platform", "re", "socket", "tomllib", "types", "weakref"),
+    *(
+        "fcntl",
+        "msvcrt",
+        "numbers",
+        "platform",
+        "re",
+        "resource",
+        "socket",
+        "tomllib",
+        "types",
+        "weakref",
+    ),
     *("ctypes", "inspect", "ipaddress", "mmap", "secrets", "shlex", "shutil", "subprocess"),
 }
 PROBES = ("hasattr", "getattr")

@@ -243,7 +243,7 @@ def test_limits_callbacks_and_settings() -> None:
         ({"batch_size": 3}, "mode 'observed' takes no batch_size"),
         ({"structure": Structure(1), "rank": 1}, "not both"),
         ({"compressor": "dithering"}, "compressor must be something like"),
-        ({"participation": 0.5}, "participation must be something like"),
+        ({"participation": "half"}, "participation must be a number in"),
         ({"structure": 2}, "structure must be something like"),
         ({"rank": -1}, "rank must be a whole number"),
     ):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import gzip
 import http.client
 import json
 import logging
 import os
 import re
+import resource
 import socket
 import struct
 import sys
@@ -54,7 +56,7 @@ from emfed.network.deployment.approval import answer_fit, pending_fits
 from emfed.network.deployment.config import read_config
 from emfed.network.deployment.console import Console, page_address
 from emfed.network.deployment.doctor import look_at_server, look_at_site
-from emfed.network.deployment.hosting import recognise
+from emfed.network.deployment.hosting import WebSocketServerSupervisor, recognise
 from emfed.network.deployment.orders import change_orders, read_orders
 from emfed.network.deployment.serving import serve_run
 from emfed.network.deployment.site import erase_site, open_site, prepare, write_site
@@ -725,6 +727,55 @@ def test_damaged_files_are_named_with_what_to_do(content: bytes, tmp_path: Path)
     assert run_view(run.folder)["line"] == ""
     (folder / "site.json").write_bytes(content)
     assert SiteView(folder)()["rules"] == {}
+
+
+def test_a_full_disk_is_told_in_words_and_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with logging_to(tmp_path / "serve.log"):
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))  # Python ignores SIGXFSZ
+        try:
+            for _ in range(3):
+                logging.getLogger("emfed").warning("oslo is gone")
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    said = capsys.readouterr().err
+    assert said.count("serve.log cannot be written: File too large. Make room") == 1
+    assert "Traceback" not in said
+
+
+def test_a_server_without_room_says_where_and_how_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Ordered(tmp_path, {})
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("emfed.network.deployment.hosting.serve_run", full)
+    config = replace(run.config, server=replace(run.config.server, port=free_port(), page=0))
+    with pytest.raises(EmfedError, match="has no room .* the same command goes on"):
+        WebSocketServerSupervisor(config, insecure=True).run(lambda status: None)
+
+
+def test_a_site_whose_disk_is_full_says_so_once(tmp_path: Path) -> None:
+    heard: list[str] = []
+
+    def full(message: bytes) -> bytes:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    stop = threading.Event()
+    with listen("127.0.0.1:0", insecure=True) as transport:
+        line = SiteConnection(f"127.0.0.1:{transport.port}", full, name="oslo")
+        thread = threading.Thread(target=line.run, args=(stop, lambda k, w: heard.append(w)))
+        thread.start()
+        transport.wait_for(1, 10)
+        for _ in range(3):
+            assert not [*transport.deliver({"oslo": b"?"}, 5.0)]
+        stop.set()
+        thread.join()
+    assert sum("No space left" in words for words in heard) == 1
 
 
 def test_logs_are_lines_of_json_on_request(tmp_path: Path) -> None:

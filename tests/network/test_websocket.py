@@ -370,6 +370,26 @@ def test_hostile_bytes_leave_the_others_alone(
     assert ask(server) == {"bergen": b"?"}
 
 
+def test_a_crowd_of_strangers_takes_no_descriptors_and_keeps_no_site_out(
+    folder: Path, server: WebSocketTransport, site: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thousand callers who never greeted left a server without a descriptor for its files."""
+    monkeypatch.setattr("emfed.network.websocket.server.MOST_STRANGERS", 40)
+    site("bergen")
+    server.wait_for(1, 5)
+    before = len([*Path("/proc/self/fd").iterdir()])
+    crowd = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(200)]
+    crowd[0].settimeout(10)
+    assert crowd[0].recv(1) == b"", "the oldest makes room"
+    site("oslo")
+    server.wait_for(2, 10)
+    assert ask(server) == {"bergen": b"?", "oslo": b"?"}
+    # Those of this test's own, those of strangers, and a few of sites and files.
+    assert len([*Path("/proc/self/fd").iterdir()]) < before + len(crowd) + 40 + 20
+    for line in crowd:
+        line.close()
+
+
 def test_who_does_not_greet_is_cut_off(
     folder: Path, server: WebSocketTransport, monkeypatch: pytest.MonkeyPatch
 ) -> None:

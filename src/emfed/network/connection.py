@@ -120,7 +120,7 @@ class Connection:
         """Attempts, with pauses between them that double up to the deadline."""
         for attempt in range(self.attempts):
             if attempt and self.pause:
-                time.sleep(min(self.deadline, self.pause * 2.0 ** (attempt - 1)))
+                time.sleep(min(self.deadline, self.pause * 2.0 ** min(attempt - 1, 30)))
             yield attempt
 
     def deliver(

@@ -49,14 +49,15 @@ class Finding:
 
 def look_at_server(path: Path) -> Iterator[Finding]:
     """The server's end, from its configuration."""
-    yield from _machine(path.parent)
     try:
         config = read_config(path)
     except (EmfedError, OSError) as error:
+        yield from _machine(path.parent)
         yield Finding(False, f"configuration: {error}", f"mend {path}")
         return
-    yield Finding(True, f"configuration: {path} can be read")
     keys, server, folder = config.place("keys"), config.server, config.place("folder")
+    yield from _machine(folder if folder.exists() else path.parent)  # it may have its own disk
+    yield Finding(True, f"configuration: {path} can be read")
     try:
         days = check_certificate(keys / "server.pem")
         names = ", ".join(certificate_hosts(keys / "server.pem"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import secrets
@@ -83,8 +84,16 @@ class ServerSupervisor(ABC):
                         return
                     Status(self.folder).say("finished", told=False)
             self.folder.joinpath("page.port").unlink(missing_ok=True)
-            with Console(self.folder, self.config.server.page, self.view):
-                self.work(report)
+            try:
+                with Console(self.folder, self.config.server.page, self.view):
+                    self.work(report)
+            except OSError as error:
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                    raise
+                raise EmfedError(
+                    f"{self.folder} has no room ({error.strerror}): make some; the same command "
+                    "goes on from here."
+                ) from None
             if self.config.server.report and read_status(self.folder).get("state") == "finished":
                 draw_report(self.config)
 

@@ -7,6 +7,7 @@ import json
 import logging
 import logging.handlers
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -112,6 +113,20 @@ class _AsJson(logging.Formatter):
         return json.dumps(line)
 
 
+class _LogFile(logging.handlers.RotatingFileHandler):
+    """A log that says once, in words, that it cannot be written: a full disk is no traceback."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        error = sys.exception()
+        if not isinstance(error, OSError):
+            super().handleError(record)
+        elif not getattr(self, "told", False):
+            self.told = True
+            words = f"emfed: {self.baseFilename} cannot be written: {error.strerror}"
+            with contextlib.suppress(OSError):
+                sys.stderr.write(f"{words}. Make room: until then nothing is logged.\n")
+
+
 @contextlib.contextmanager
 def logging_to(
     path: Path, as_json: bool = False, leave_out: Collection[str] = ()
@@ -121,9 +136,7 @@ def logging_to(
     ``leave_out`` names threads whose lines belong elsewhere.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    handler = logging.handlers.RotatingFileHandler(
-        path, maxBytes=LONGEST_LOG, backupCount=OLDER_LOGS, encoding="utf-8"
-    )
+    handler = _LogFile(path, maxBytes=LONGEST_LOG, backupCount=OLDER_LOGS, encoding="utf-8")
     plain = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
     handler.setFormatter(_AsJson() if as_json else plain)
     handler.addFilter(lambda record: record.threadName not in leave_out)

@@ -68,9 +68,18 @@ class Background:
             self.loop.close()
 
 
+REPEAT_SECONDS = 60.0
+"""The same trouble is logged once in so long: asyncio tells of a port out of descriptors a thousand
+times a second."""
+_told: dict[str, float] = {}
+
+
 def _log_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     """One line for what asyncio has nobody else to tell (a port out of descriptors, say)."""
-    logger.warning("%s: %s", context.get("message"), context.get("exception"))
+    message, now = str(context.get("message")), time.monotonic()
+    if now - _told.get(message, -REPEAT_SECONDS) >= REPEAT_SECONDS:
+        _told[message] = now
+        logger.warning("%s: %s", message, context.get("exception"))
 
 
 @final

@@ -212,7 +212,7 @@ class SiteConnection:
                 logger.info("connected to %s as %s", self.address, name)
                 watching = asyncio.create_task(self._watch(line))
                 try:
-                    await self._answer_all(line, worker)
+                    await self._answer_all(line, worker, report)
                 finally:
                     self._line = None
                     watching.cancel()
@@ -256,14 +256,21 @@ class SiteConnection:
             raise InvalidHandshake
         return printable(welcome[len(WELCOME) :].decode(errors="replace"))
 
-    async def _answer_all(self, line: ClientConnection, worker: Worker) -> None:
+    async def _answer_all(
+        self, line: ClientConnection, worker: Worker, report: StateReport
+    ) -> None:
         """One question after the other; an empty answer says that there is none."""
+        told = ""
         async for question in line:
             try:
                 answer = await worker(question) if isinstance(question, bytes) else b""
-            except Exception:
+                told = ""
+            except Exception as error:
                 logger.exception("a question could not be answered")
-                answer = b""
+                words = f"a question could not be answered: {printable(str(error))}"
+                if words != told:  # a full disk, say: once, and not for every question
+                    report("state", words)
+                answer, told = b"", words
             await line.send(answer)
             if self.over:
                 return

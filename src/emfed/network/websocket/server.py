@@ -17,12 +17,14 @@ import itertools
 import logging
 import os
 import queue
+import socket
 import ssl
+import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 from websockets.asyncio.server import Server, ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
@@ -60,7 +62,11 @@ supervisor to start it again (10 s in examples/deploy), and paid once, not in ev
 PROBE_SECONDS = 5.0
 """Time for the holder of a key to show that it lives, when another connects with the same key."""
 MOST_STRANGERS = 1000
-"""Connections that have not yet shown a key; more are cut off, and try again."""
+"""Connections that have not yet shown a key. One more takes the place of the oldest: a site is
+through in a second, so those who only hold a place lose it."""
+MOST_LEAVING = 64
+"""Connections that were ended to make room and are still to be closed: asyncio accepts a thousand
+in one go, and each has a descriptor."""
 REPEAT_SECONDS = 60.0
 """The same refusal is logged once in so long: a stranger must not fill the disk."""
 
@@ -98,6 +104,73 @@ def show_place(line: ServerConnection) -> str:
     """The address at the other end."""
     peer = line.remote_address
     return join_address(str(peer[0]), int(peer[1])) if peer else "an unknown address"
+
+
+@final
+class ListeningSocket(socket.socket):
+    """A listening socket that lets in a bounded number of strangers, before TLS and all else.
+
+    Each takes a descriptor and about 0.3 MB. Out of descriptors a server could not write its own
+    files, so strangers have at most a half of them.
+    """
+
+    strangers: dict[int, socket.socket]
+    """Those who have not shown a key, by descriptor; the oldest first."""
+    leaving: list[socket.socket]
+    """Those who made room, and whose transport has not closed them yet."""
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        self.leaving = [old for old in self.leaving if old.fileno() >= 0]
+        if len(self.leaving) >= MOST_LEAVING:
+            raise BlockingIOError  # the loop comes back, and closes these first
+        line, place = super().accept()
+        self.known(line.fileno())  # the descriptor of one that is gone
+        if len(self.strangers) >= most_strangers():
+            gone = [number for number, old in self.strangers.items() if old.fileno() != number]
+            for number in gone:
+                del self.strangers[number]
+        while len(self.strangers) >= most_strangers():
+            oldest = self.strangers.pop(next(iter(self.strangers)))
+            with contextlib.suppress(OSError):
+                oldest.shutdown(socket.SHUT_RDWR)  # its transport hears of it, and closes it
+            self.leaving.append(oldest)
+        self.strangers[line.fileno()] = line
+        return line, place
+
+    def known(self, number: int) -> None:
+        """Whoever has this descriptor is no stranger any more."""
+        self.strangers.pop(number, None)
+
+
+def most_strangers() -> int:
+    """As many as there may be, with the descriptors that this process may have."""
+    if sys.platform == "win32":
+        return MOST_STRANGERS
+    import resource
+
+    return min(MOST_STRANGERS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
+
+
+def open_doors(host: str, port: int) -> list[ListeningSocket]:
+    """Listen on every address of a name."""
+    doors: list[ListeningSocket] = []
+    kind = socket.SOCK_STREAM
+    found = socket.getaddrinfo(host, port, type=kind, flags=socket.AI_PASSIVE)
+    try:
+        for family, address in dict.fromkeys((entry[0], entry[4]) for entry in found):
+            door = ListeningSocket(family, kind)
+            door.strangers, door.leaving = {}, []
+            doors.append(door)
+            if os.name == "posix":
+                door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                door.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            door.bind(address)
+    except OSError:
+        for door in doors:
+            door.close()
+        raise
+    return doors
 
 
 @final
@@ -162,20 +235,20 @@ class WebSocketTransport(Transport):
         self._parked: dict[tuple[str, RunChannel], _Question] = {}
         self._left: dict[str, float] = {}
         """When sites went away; for those that never were here, see ``_began``."""
-        self._strangers = 0
         self._said: dict[str, float] = {}
         self._numbers = itertools.count()
         self._background = Background("emfed-server")
         self._began = self._background.loop.time()
         try:
-            self._server = self._background.run(self._open(host, port, context))
+            self._doors = open_doors(host, port)
+            self._servers = self._background.run(self._open(context))
         except OSError as error:
             self._background.stop()
             raise EmfedError(
                 f"cannot listen on {join_address(host, port)}: {error.strerror or error}. Choose "
                 "another address or port, or stop what listens there."
             ) from None
-        self.host, self.port = host, int(next(iter(self._server.sockets)).getsockname()[1])
+        self.host, self.port = host, int(self._doors[0].getsockname()[1])
 
     # The transport's contract, called from other threads.
 
@@ -304,11 +377,15 @@ class WebSocketTransport(Transport):
 
     # Connections, in the loop.
 
-    async def _open(self, host: str, port: int, context: ssl.SSLContext | None) -> Server:
-        server = await serve(
+    async def _open(self, context: ssl.SSLContext | None) -> list[Server]:
+        servers = [await self._listen_at(door, context) for door in self._doors]
+        self._watching = asyncio.get_running_loop().create_task(self._watch())
+        return servers
+
+    async def _listen_at(self, door: ListeningSocket, context: ssl.SSLContext | None) -> Server:
+        return await serve(
             self._attend,
-            host,
-            port,
+            sock=door,
             ssl=context,
             compression=None,
             server_header=None,
@@ -321,8 +398,6 @@ class WebSocketTransport(Transport):
             backlog=1024,  # all sites call at once after a restart
             ssl_handshake_timeout=None if context is None else GREETING_SECONDS,
         )
-        self._watching = asyncio.get_running_loop().create_task(self._watch())
-        return server
 
     async def _attend(self, line: ServerConnection) -> None:
         """A connection, from its first word to its last."""
@@ -344,28 +419,24 @@ class WebSocketTransport(Transport):
 
     async def _admit(self, line: ServerLine) -> _Link:
         """Find out who calls; the place of a site is taken when this returns."""
-        if self._strangers >= MOST_STRANGERS:
-            line.transport.abort()
-        self._strangers += 1
-        try:
-            async with asyncio.timeout(GREETING_SECONDS):
-                nonce = os.urandom(NONCE_BYTES)
-                await line.send(HELLO + nonce)
-                proof = decode_proof(await line.recv(), self._ring is not None)
-            if self._ring is not None and proof.process == JUST_ASKING:
-                self._ring.refresh()  # what is asked is how it stands now
-            name = self._identify(proof.claim)
-            if self._ring is not None:
-                found = self._ring.find(proof.claim)
-                assert found is not None
-                check_proof(proof, found[1], nonce, self._certificate)
-            if proof.process == JUST_ASKING:
-                raise Refused(KNOWN, f"asked whether its key is known; it is that of {name}")
-            link = _Link(name, proof.process, proof.claim, line)
-            await self._take_place(link)
-            return link
-        finally:
-            self._strangers -= 1
+        async with asyncio.timeout(GREETING_SECONDS):
+            nonce = os.urandom(NONCE_BYTES)
+            await line.send(HELLO + nonce)
+            proof = decode_proof(await line.recv(), self._ring is not None)
+        if self._ring is not None and proof.process == JUST_ASKING:
+            self._ring.refresh()  # what is asked is how it stands now
+        name = self._identify(proof.claim)
+        if self._ring is not None:
+            found = self._ring.find(proof.claim)
+            assert found is not None
+            check_proof(proof, found[1], nonce, self._certificate)
+        for door in self._doors:
+            door.known(line.transport.get_extra_info("socket").fileno())
+        if proof.process == JUST_ASKING:
+            raise Refused(KNOWN, f"asked whether its key is known; it is that of {name}")
+        link = _Link(name, proof.process, proof.claim, line)
+        await self._take_place(link)
+        return link
 
     def _identify(self, claim: bytes) -> str:
         """The name of the site that calls, if it may join."""
@@ -470,8 +541,9 @@ class WebSocketTransport(Transport):
         await asyncio.gather(
             *(self._close(link, code) for link in self._links.values()), return_exceptions=True
         )
-        self._server.close()
-        await self._server.wait_closed()
+        for server in self._servers:
+            server.close()
+            await server.wait_closed()
 
     def _warn(self, kind: str, words: str) -> None:
         """Log a refusal, the same one not too often."""
