@@ -603,7 +603,8 @@ FAMILIES: dict[str, CellFamily] = {
 
 DEFAULT_FAMILY = "poisson"
 """The default of counts. On one split of the oystercatcher its deviance on held-out cells was 597,
-the negative binomial's 655; `python -m benchmarks imputation` compares them on more tables."""
+the negative binomial's 655, when draws had one spread for all counts; that of `posterior.py` grows
+with the mean. `python -m benchmarks imputation` compares families on more tables."""
 
 
 def as_family(family: str | CellFamily) -> CellFamily:
