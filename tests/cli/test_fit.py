@@ -451,13 +451,13 @@ OWN_MODEL = """
 from dataclasses import dataclass
 import emfed
 
-@emfed.models.register_model("measured-location")
+@emfed.models.register_model("measured-place")
 @dataclass(frozen=True)
 class Measured(emfed.models.LinearGaussian):
     unit: str = "cm"
 
     def describe(self):
-        return {"model": "measured-location", "kappa": self.kappa, "unit": self.unit}
+        return {"model": "measured-place", "kappa": self.kappa, "unit": self.unit}
 """
 
 
@@ -468,20 +468,20 @@ def test_a_model_of_one_s_own_is_a_word_of_the_command_line(
     makers = {**MODELS._makers}
     monkeypatch.setattr(MODELS, "_makers", makers)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setitem(STORED, "measured-location", Any)
-    del STORED["measured-location"]
+    monkeypatch.setitem(STORED, "measured-place", Any)
+    del STORED["measured-place"]
     emfed_shell.write("own_words.py", OWN_MODEL)
     emfed_shell.write("rows.csv", "site,a,b\n" + "u,1,2\nv,3,5\n" * 20)
     own = ("--import", "own_words")
-    asked = ("fit", "rows.csv", "-g", "site", "--model", "measured-location", "-q")
+    asked = ("fit", "rows.csv", "-g", "site", "--model", "measured-place", "-q")
     code, _, err = emfed_shell(*own, *asked, "--set", "unit=m", "--report", "own.html")
     assert code == 0, err
     assert emfed.load(emfed_shell.folder / "model.emfed").model.unit == "m"
-    assert "measured location" in (emfed_shell.folder / "own.html").read_text()
+    assert "measured place" in (emfed_shell.folder / "own.html").read_text()
     code, _, err = emfed_shell(*asked, "-k", 2)
     assert code == 2
     assert "--n-components goes with --model" in err
-    makers.pop("measured-location"), STORED.pop("measured-location")
+    makers.pop("measured-place"), STORED.pop("measured-place")
     code, _, err = emfed_shell("inspect", "model.emfed")
     assert code == 1
     assert "as in emfed --import MODULE" in err

@@ -232,7 +232,7 @@ def few_alike(kind: str) -> tuple[Any, Any, str]:
 def test_a_component_on_few_rows_is_a_collapse(kind: str) -> None:
     """Rows that agree by chance are no atom: the table says so, and a remark where they are."""
     model, rows, where = few_alike(kind)
-    starts = 4 if kind in ("regression", "chain") else 1
+    starts = 4 if kind in ("factors", "regression", "chain") else 1
     settings = FitSettings(model, n_components=(1, 2), rounds=100, n_init=starts)
     fitted = run_fit(settings, StackedFederation(emfed.data.as_workers([rows[::2], rows[1::2]])))
     assert fitted.selection is not None

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 import emfed
-from tests.helpers import plain_fit
+from tests.helpers import first, plain_fit
 from tests.real import HEART, heart_disease
 
 FAMILIES = list(HEART.values())
@@ -177,8 +178,9 @@ def test_together_beats_alone_and_means_over_ten_hold_outs(data_dir: Path) -> No
     assert np.all(together_ < means)
 
 
-def test_single_entries_are_imputed_better_together_over_ten_hold_outs(data_dir: Path) -> None:
-    together_, alone_, means = singly(data_dir, range(10, 20), starts=3).T
+@pytest.mark.parametrize("hold_outs", first([3, 10]))
+def test_single_entries_are_imputed_better_together(data_dir: Path, hold_outs: int) -> None:
+    together_, alone_, means = singly(data_dir, range(10, 10 + hold_outs), starts=3).T
     assert together_.mean() < alone_.mean()
-    assert (together_ < alone_).sum() >= 6
+    assert (together_ < alone_).mean() >= 0.6
     assert np.all(together_ < 0.9 * means)
