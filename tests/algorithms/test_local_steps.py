@@ -82,15 +82,19 @@ def test_who_is_unlike_the_others_takes_fewer_steps(monkeypatch: pytest.MonkeyPa
     assert rows["walked"][0] < rows["walked"][1:].min()
 
 
-def test_workers_take_more_steps_while_s_moves_far(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("workers", "more"), [(90, True), (3, False)])
+def test_many_workers_take_more_steps_while_s_moves_far(
+    workers: int, more: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     walked = []
     for far in (0.0, np.inf):
         monkeypatch.setattr(auto, "FAR_MOVE", far)
-        run = emfed.fitting.open_run(MODEL, tables(alike=True), "auto", start="k-means", seed=1)
+        data = tables(alike=True, workers=workers)
+        run = emfed.fitting.open_run(MODEL, data, "auto", start="k-means", seed=1)
         for _ in range(2):
             run.step()
         walked.append(run.federation.worker_states()[1]["walked"])
-    assert (walked[0] > walked[1]).all()
+    assert (walked[0] > walked[1]).mean() > 0.9 if more else (walked[0] <= walked[1] + 1).all()
 
 
 def test_local_rounds_have_less_noise_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
