@@ -233,6 +233,9 @@ def _draw_panel(
         _mark_short_decades(axis.xaxis, axis.get_xlim())
     if "y" in panel.log:
         axis.set_yscale("log")
+    if panel.lowest is not None and not panel.names:
+        axis.set_ylim(bottom=panel.lowest)
+    if "y" in panel.log:  # once it is known where the axis ends
         _mark_short_decades(axis.yaxis, axis.get_ylim())
     if panel.ticks:
         axis.set_xticks(panel.ticks, [f"{tick:g}" for tick in panel.ticks])
@@ -243,10 +246,8 @@ def _draw_panel(
         axis.set_yticks(range(len(panel.names)), [_short(name) for name in panel.names])
         axis.set_ylim(len(panel.names) - 0.5, -0.5)
         axis.grid(visible=False, axis="y")
-    if panel.lowest is not None and panel.names:
-        axis.set_xlim(left=panel.lowest)
-    elif panel.lowest is not None:
-        axis.set_ylim(bottom=panel.lowest)
+        if panel.lowest is not None:
+            axis.set_xlim(left=panel.lowest)
     axis.set_xlabel(panel.x)
     if not bare:
         axis.set_ylabel(panel.y)
