@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -304,17 +304,18 @@ def _short(name: str) -> str:
 
 
 EPOCHS = "epochs (passes over all data)"
-SQUARED_FIELD = "squared norm of the mean field"
+SQUARED_FIELD = "$|H|^2$ and $|h|^2$"
 
 
 def trajectory_panel(
     title: str, curves: Sequence[tuple[FloatArray, FloatArray, FloatArray]]
 ) -> Panel:
     """|H|^2 and |h|^2 against epochs, over one or more runs, as in the paper's figure 1."""
+    truth = band("true, $|h|^2$", [(e, small) for e, _, small in curves])
     return Panel(
         [
             band("estimate at the server, $|H|^2$", [(e, big) for e, big, _ in curves]),
-            band("true, $|h|^2$", [(e, small) for e, _, small in curves]),
+            replace(truth, points=True),  # in grey, too, it shows that both lines are there
         ],
         EPOCHS,
         SQUARED_FIELD,
