@@ -342,3 +342,17 @@ def test_effort_needs_visits_with_and_without_the_species() -> None:
         read_records(some, columns, family="bernoulli", **told)
     with pytest.raises(emfed.SettingsError, match="not with log1p"):
         read_records(some, columns, family="log1p", **told)
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        (["Count", "site", "date", "observer"], "'Count' is there"),
+        (["site", "date", "count"], r"say ColumnNames\(observer=None\)"),
+        (["site", "2001", "2002"], "make it long first"),
+        (["site", "date", "observer"], "presence only"),
+    ],
+)
+def test_a_column_that_is_not_there_is_told_with_what_to_do(names: list[str], words: str) -> None:
+    with pytest.raises(emfed.DataError, match=words):
+        read_records(pl.DataFrame({name: ["1"] for name in names}))

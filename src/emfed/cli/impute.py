@@ -42,6 +42,8 @@ def run_impute(options: Options) -> bool:
         with console.status("reading the records"):
             table = _read(options)
         result = _fit(table, options)
+    if result.stopped == "interrupted":  # at once: figures take seconds
+        console.print("interrupted: writing what was reached")
     remarks = [spoken(str(w.message)) for w in caught if issubclass(w.category, EmfedWarning)]
     summary = _summary(result, options, remarks)
     _write(result, summary, options)

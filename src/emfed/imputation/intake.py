@@ -308,23 +308,36 @@ def scan(source: Any, names: Sequence[str], value: str | None = None) -> tuple[A
     except (PolarsError, OSError) as error:
         raise DataError(f"{source}: cannot be read ({error}).") from None
     absent = [name for name in names if name not in present]
-    if value in absent:
-        raise DataError(
-            f"no column {value!r} of counts; there are {', '.join(map(repr, present[:12]))}. "
-            "Name the columns with ColumnNames(...). Records that only say where a species was "
-            "seen (presence only, as GBIF's without individualCount) cannot be used: nothing tells "
-            "a place where it was not found from one where nobody looked. Add the visits that "
-            "found none, with a count of 0."
-        )
     if absent:
-        raise DataError(
-            f"no column {absent[0]!r}; there are {', '.join(map(repr, present[:12]))}. "
-            "Name the columns with ColumnNames(...)."
-        )
+        raise DataError(_absence(value if value in absent else absent[0], present, value))
     if "line" in names:
         raise DataError("a column called 'line' cannot be used: rename it first.")
     first = 2 if unit == "line" else 0
     return frame.select(*names).with_row_index("line", offset=first), unit
+
+
+def _absence(name: str | None, present: Sequence[str], value: str | None) -> str:
+    """That a column is not there, and what may be done."""
+    shown = ", ".join(map(repr, present[:12]))
+    told = f"no column {name!r}{' of counts' if name == value else ''}; there are {shown}. "
+    told += "Name the columns with ColumnNames(...)."
+    alike = [other for other in present if other.lower() == str(name).lower()]
+    if alike:
+        return f"{told} Capitals count: {alike[0]!r} is there."
+    if name == "observer":
+        return f"{told} Where nobody is named, say ColumnNames(observer=None)."
+    if name != value:
+        return told
+    if sum(other[:4].isdigit() for other in present) > 1:
+        return (
+            f"{told} The table seems to have a column for each time: make it long first, one row "
+            "for each record with its site, date and count."
+        )
+    return (
+        f"{told} Records that only say where a species was seen (presence only, as GBIF's without "
+        "individualCount) cannot be used: nothing tells a place where it was not found from one "
+        "where nobody looked. Add the visits that found none, with a count of 0."
+    )
 
 
 def columns_in(path: str | Path) -> list[str]:
