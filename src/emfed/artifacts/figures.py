@@ -93,6 +93,8 @@ class Panel:
     """A heat map in place of series, its first row above; NaN stays grey."""
     extent: tuple[float, float, float, float] | None = None
     """The edges of the image: left, right, bottom, top."""
+    colours: tuple[float, float] | None = None
+    """What the first and the last colour of the image stand for, if not its own range."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -223,7 +225,9 @@ def _draw_panel(
 
     if panel.image is not None:
         axis.set_facecolor("0.85")
-        shown = axis.imshow(panel.image, aspect="auto", extent=panel.extent, cmap="viridis")
+        low, high = panel.colours or (None, None)
+        look = {"aspect": "auto", "cmap": "viridis", "vmin": low, "vmax": high}
+        shown = axis.imshow(panel.image, extent=panel.extent, **look)
         axis.figure.colorbar(shown, ax=axis)
         axis.grid(visible=False)
     for series in panel.series:
