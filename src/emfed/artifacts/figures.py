@@ -39,7 +39,7 @@ DASHES: tuple[Any, ...] = (
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", "h")
 MARKS = 8
 """Points of a long line that are marked."""
-CLOUD = 60
+CLOUD = 40
 """Points beyond which they are drawn small and faint, so that a line through them shows."""
 STYLE: Any = {
     "figure.dpi": 150,
