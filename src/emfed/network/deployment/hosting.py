@@ -18,7 +18,7 @@ from emfed.core.storage import read_json_file, remove_torn, write_atomic
 from emfed.network.addresses import alone, check_insecure_server
 from emfed.network.deployment.config import Config
 from emfed.network.deployment.console import Console
-from emfed.network.deployment.orders import read_orders
+from emfed.network.deployment.orders import StandingOrders
 from emfed.network.deployment.serving import AtOnce, serve_run
 from emfed.network.deployment.site import MODEL
 from emfed.network.deployment.status import (
@@ -76,7 +76,7 @@ class ServerSupervisor(ABC):
             if status.get("state") == "finished":
                 if status.get("rounds", 0) < (self.config.settings.rounds or 0):
                     logger.warning("the run is finished; `rounds` has no effect any more")
-                if (read_orders(self.folder).rounds or 0) > status.get("round", 0):
+                if (StandingOrders(self.folder).read().rounds or 0) > status.get("round", 0):
                     Status(self.folder).say("waiting", why="the run goes on to a new limit")
                 else:
                     report(status)

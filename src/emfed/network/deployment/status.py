@@ -37,6 +37,8 @@ besides what is computed; nothing was measured to choose it."""
 BEAT_SECONDS, LATE_SECONDS = 10.0, 5.0
 """Between two words about answers that are still to come, and after how long there are any: well
 within the minute after which `health` takes a run for stalled."""
+MOST_NAMED = 8
+"""Sites that a line names."""
 StatusReport = Callable[[dict[str, Any]], None]
 
 
@@ -186,6 +188,17 @@ class Noted(Transport):
 
     def shut_out(self) -> Mapping[str, str]:
         return self._door.out(self._known)
+
+    def away(self) -> str:
+        """Who could be here and is not, in words; empty if nobody."""
+        gone = sorted((self._door.may_join() | self._known) - {*self._inner.workers()})
+        names = [
+            f"{name} ({'left' if name in self._known else 'has not called yet'})"
+            for name in gone
+            if name not in self.shut_out()
+        ]
+        more = len(names) - MOST_NAMED
+        return ", ".join([*names[:MOST_NAMED], *([f"and {more} more"] if more > 0 else [])])
 
     def waits(self) -> bool:
         return time.monotonic() < self.wait_until
