@@ -234,6 +234,14 @@ def test_a_run_is_paused_extended_and_finished_by_the_operator(tmp_path: Path) -
     assert run.said[-1]["state"] == "finished"
 
 
+def test_who_is_expelled_before_the_first_round_is_not_waited_for(tmp_path: Path) -> None:
+    run = Ordered(tmp_path, {})
+    change_orders(run.folder, expelled={"s2": "away", "a typing error": ""})
+    run.run()
+    waited = [status["why"] for status in run.said if status["state"] == "waiting"]
+    assert waited[-1] == "2 of 2 sites are here"
+
+
 def test_orders_that_cannot_be_read_end_no_run(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -779,9 +787,26 @@ def test_a_full_disk_is_told_in_words_and_once(
                 logging.getLogger("emfed").warning("oslo is gone")
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        logging.getLogger("emfed").warning("oslo is back")
+    *_, note, last = (tmp_path / "serve.log").read_text().splitlines()
+    assert note.endswith("3 lines before this one could not be written: File too large")
+    assert last.endswith("oslo is back")
     said = capsys.readouterr().err
     assert said.count("serve.log cannot be written: File too large. Make room") == 1
     assert "Traceback" not in said
+
+
+def test_the_log_tells_what_a_killed_server_said_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A server that was killed leaves no word of its own."""
+    caplog.set_level("INFO", "emfed")
+    run = Ordered(tmp_path, {})
+    Status(run.folder).say("running", round=17, rounds=24)
+    monkeypatch.setattr("emfed.network.deployment.hosting.serve_run", lambda *_: None)
+    config = replace(run.config, server=replace(run.config.server, port=free_port(), page=0))
+    WebSocketServerSupervisor(config, insecure=True).run(lambda status: None)
+    assert re.search(r"the server before it said last, .*: round 17 of 24", caplog.text)
 
 
 def test_a_server_without_room_says_where_and_how_to_go_on(

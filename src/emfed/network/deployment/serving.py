@@ -383,14 +383,16 @@ def _gather(transport: Noted, config: Config, shown: _Shown, began: float) -> No
     sites, folder = config.sites, config.place("folder")
     while True:
         here, orders = transport.workers(), shown.orders.read()
-        why = f"{len(here)} of {sites.expected} sites are here"
-        if len(here) < sites.expected and (away := transport.away()):
+        out = orders.expelled.keys() & transport.everybody()
+        expected = max(sites.fewest, sites.expected - len(out))
+        why = f"{len(here)} of {expected} sites are here"
+        if len(here) < expected and (away := transport.away()):
             why += f"; not here: {away}"
         state = "paused" if orders.paused else "waiting"
         pause = f", paused {shown.pause}" if orders.paused else ""
         shown.status.say(state, online=here, why=why + pause, **shown.sites())
         waited = time.monotonic() - began
-        enough = len(here) >= sites.expected or (waited > sites.wait and len(here) >= sites.fewest)
+        enough = len(here) >= expected or (waited > sites.wait and len(here) >= sites.fewest)
         if _opened(folder) and (len(here) >= sites.fewest or orders.finish):
             enough = True
         if orders.finish and not _opened(folder):
