@@ -86,7 +86,7 @@ def _own(model: Buckets, data: Workers, place: int, number: int, smallest: int) 
     mass = mass[picked] / mass[picked].sum()
     most, least = model.most, min(smallest, len(picked))
     begun = min(most, len(picked) // least)
-    centres = seed_centres(mass, points, begun, model.seed, (1 << 20) + number)
+    centres = seed_centres(mass, points, begun, model.seed, [(1 << 20) + number])[0]
     while True:  # a cluster that is too small goes to its neighbours
         labels, centres, _ = lloyd(mass, points, centres, LLOYD_STEPS)
         rows_each = np.bincount(labels, minlength=len(centres))
