@@ -25,11 +25,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import final
 
 import numpy as np
 from scipy.linalg import cholesky_banded
-from scipy.special import gammaincinv, ndtri
+from scipy.special import gammaincinv, ndtri, stdtrit
 
 from emfed.core.errors import DataError, check_count
 from emfed.core.protocols import BoolArray, FloatArray, IntArray
@@ -71,6 +72,10 @@ _HELD = 1e6
 """A penalty from here on holds its unknown at zero, and is not drawn."""
 _SCALES = (_STEP, _STEP / 4, _STEP / 16)
 """Steps of the walk of a spread of counts: 10,000 counts tell it to 2%, 200 to 20%."""
+_LOOKED_AT = 997
+"""Cells from which the tails of all are read: the median over so many is known to 0.02."""
+_NORMAL = 0.1
+"""Excess kurtosis below which draws are taken as normal: it would move bounds by less than 1%."""
 _ZERO = np.zeros(1, dtype=np.int64)
 _CHUNK = 1 << 20
 """Cells computed at once."""
@@ -185,6 +190,31 @@ class Posterior:
         else:
             spread, fall = float(self.spreads[index]), float(self.falls[index])
         return spread if fall == 0 else spread * fallen(fall, theta - self._typical)
+
+    def reach(self, level: float) -> float:
+        """Standard deviations of theta to either side that hold it with this probability.
+
+        Draws of cells are mixtures over the strengths of factors, with longer tails than a normal:
+        of rates, whose records tell little, the middle half lies within 0.64 deviations instead of
+        0.67. So they are Student's, with the kurtosis of draws: one for all cells, the median of
+        many, as 200 draws tell that of a single cell to 0.35.
+        """
+        kurtosis = min(self._kurtosis, 6.0)
+        if kurtosis < _NORMAL:
+            return float(ndtri((1 + level) / 2))
+        freedom = 4 + 6 / kurtosis
+        return float(stdtrit(freedom, (1 + level) / 2)) * (1 - 2 / freedom) ** 0.5
+
+    @cached_property
+    def _kurtosis(self) -> float:
+        """The median excess kurtosis of theta, of cells spread over the table."""
+        rows, columns = self._like.shape
+        places = np.unique(np.linspace(0, rows * columns - 1, _LOOKED_AT).astype(np.int64))
+        some = places // columns, places % columns
+        theta = np.stack([self.params(index).theta(*some) for index in range(self.count)])
+        theta -= theta.mean(axis=0)
+        squares = np.maximum((theta**2).mean(axis=0), 1e-300)
+        return float(np.median((theta**4).mean(axis=0) / squares**2)) - 3
 
     def params(self, index: int) -> TableParameters:
         """One draw."""

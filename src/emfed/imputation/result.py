@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Literal, final
 
 import numpy as np
-from scipy.special import ndtri
 
 from emfed.artifacts.result import Result
 from emfed.core.errors import DataError, SettingsError, check_count, check_range
@@ -312,7 +311,7 @@ class Imputation:
         if of == "record" or (of is None and family.name != "bernoulli"):
             spread = self.posterior.spread_at(at.theta)
             return family.quantiles(at, spread, ((1 - level) / 2, (1 + level) / 2))
-        half = float(ndtri((1 + level) / 2)) * np.sqrt(at.variance)
+        half = self.posterior.reach(level) * np.sqrt(at.variance)
         middle = self.posterior.spread
         return family.value(at.theta - half, middle), family.value(at.theta + half, middle)
 
