@@ -67,13 +67,16 @@ def test_k_means_in_a_federation_is_that_of_the_pooled_rows() -> None:
 def test_lloyd_at_the_server_never_raises_the_inertia(seed: int, k: int) -> None:
     rng = np.random.default_rng(seed)
     points, mass = rng.normal(size=(20, 3)), rng.dirichlet(np.ones(20))
-    centres = seed_centres(mass, points, k, seed, 0)
-    assert len(centres) == k
+    several = seed_centres(mass, points, k, seed, range(3))
+    centres = several[1]
+    assert np.array_equal(centres, seed_centres(mass, points, k, seed, [1])[0])
+    assert several.shape == (3, k, 3)
     values = [lloyd(mass, points, centres, steps)[2] for steps in (1, 2, 4, 50)]
     assert np.all(np.diff(values) <= 1e-12)
-    shares, best = Sketch(points, points, mass).partition(k, seed, 0)
-    assert shares.sum() == pytest.approx(1)
-    assert best.shape == (k, 3)
+    model = emfed.gaussian_mixture(k)
+    for shares, best in Sketch(points, points, mass).partitions(model, seed, 2):
+        assert shares.sum() == pytest.approx(1)
+        assert best.shape == (k, 3)
 
 
 # Buckets and the sketch.
@@ -145,10 +148,11 @@ def test_a_fit_of_one_more_component_may_begin_at_a_split(monkeypatch: pytest.Mo
     sketch = Sketch((rows - frame.origin) / frame.scale, rows, np.full(600, 1 / 600))
     far = np.zeros((7, 2)) + np.arange(7)[:, None] * 1e-3
 
-    def unlucky(self: Sketch, k: int, seed: int, attempt: int) -> Any:
-        return np.full(k, 1 / k), far[:k] + attempt * 1e-4
+    def unlucky(self: Sketch, model: Any, seed: int, tries: int) -> Any:
+        k = model.n_components
+        return [(np.full(k, 1 / k), far[:k] + attempt * 1e-4) for attempt in range(tries)]
 
-    monkeypatch.setattr(Sketch, "partition", unlucky)
+    monkeypatch.setattr(Sketch, "partitions", unlucky)
     found = sketch.starts(models, 1, 0)
     values = [float(m.log_likelihood(rows, own[0])) for m, own in zip(models, found, strict=True)]
     assert np.all(np.diff(values) > -1e-3)

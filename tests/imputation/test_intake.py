@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -273,3 +274,85 @@ def test_records_that_are_all_alike_are_refused(counts: list[int], family: str, 
     table = read_records(frame(count=counts), family=family)
     with pytest.warns(emfed.EmfedWarning), pytest.raises(emfed.DataError, match=words):
         emfed.impute(table, compressor=emfed.Identity(), rounds=2)
+
+
+def test_records_of_any_effort_have_the_odds_of_central_effort() -> None:
+    """Of one place and time, the odds of what records are worth are those at central effort."""
+    effort = emfed.imputation.Effort(("minutes",), (0.7,), (0.1,), (1.0,))
+    theta, reports = -0.8, np.array([1.0, 0.0])
+    for minutes in (-2.0, 1.0, 4.0):
+        odds = np.exp(theta + 0.7 * (minutes - 1.0))
+        nowhere = np.zeros(2, dtype=np.int64)
+        worth = effort.worth(np.full((2, 1), minutes), reports, nowhere, nowhere)
+        assert np.isclose(odds * worth[0] / worth[1], np.exp(theta))
+        if minutes == 1.0:
+            assert np.allclose(worth, 1.0)
+
+
+def longer_visits(seed: int = 0, records: int = 1500) -> pl.DataFrame:
+    """Visits that grow from 20 to 60 minutes where the rate of a visit of given length is one."""
+    rng = np.random.default_rng(seed)
+    site, year = rng.integers(0, 20, records), rng.integers(0, 8, records)
+    minutes = 20 * 3 ** (year / 7) * np.exp(0.5 * rng.normal(size=records))
+    odds = np.exp(-1.0 + 0.6 * rng.normal(size=20))[site] * minutes / 35
+    return pl.DataFrame(
+        {
+            "observer": [f"o{number % 12}" for number in range(records)],
+            "site": [f"s{place}" for place in site],
+            "date": [str(2000 + number) for number in year],
+            "count": (rng.random(records) < odds / (1 + odds)).astype(int),
+            "minutes": minutes,
+        }
+    )
+
+
+def test_longer_visits_do_not_make_a_trend_of_reporting_rates() -> None:
+    told: dict[str, Any] = {"family": "bernoulli", "bins": "year", "duplicates": "keep"}
+    table = read_records(longer_visits(), ColumnNames(effort=("log(minutes)",)), **told)
+    assert table.effort is not None
+    minutes = table.effort.describe()[0]
+    assert abs(minutes["coefficient"] - 1) < 3 * minutes["error"] < 0.5
+    options: dict[str, Any] = {"structure": emfed.imputation.Structure(0), "rounds": 3, "draws": 20}
+    flat, grown = (
+        emfed.impute(one, compressor=emfed.compressors.Identity(), **options).trend()
+        for one in (table, read_records(longer_visits(), **told))
+    )
+    assert 0.75 < flat["estimate"][-1] / flat["estimate"][0] < 1.33
+    assert grown["estimate"][-1] / grown["estimate"][0] > 1.4
+
+
+def test_bounds_hold_the_doubt_of_effort() -> None:
+    told: dict[str, Any] = {"family": "bernoulli", "bins": "year", "duplicates": "keep"}
+    table = read_records(longer_visits(), ColumnNames(effort=("log(minutes)",)), **told)
+    assert table.effort is not None
+    sure = replace(table, effort=replace(table.effort, errors=(0.0,)))
+    options: dict[str, Any] = {"structure": emfed.imputation.Structure(0), "rounds": 3, "draws": 40}
+    errors = [
+        np.log(trend["upper"] / trend["lower"])[[0, -1]]
+        for trend in (emfed.impute(one, **options).trend() for one in (table, sure))
+    ]
+    assert (errors[0] > errors[1]).all()
+
+
+def test_effort_needs_visits_with_and_without_the_species() -> None:
+    some = longer_visits().with_columns(count=pl.lit(1))
+    columns = ColumnNames(effort=("log(minutes)",))
+    told: dict[str, Any] = {"bins": "year", "duplicates": "keep"}
+    with pytest.raises(emfed.DataError, match="every record reports the species"):
+        read_records(some, columns, family="bernoulli", **told)
+    with pytest.raises(emfed.SettingsError, match="not with log1p"):
+        read_records(some, columns, family="log1p", **told)
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        (["Count", "site", "date", "observer"], "'Count' is there"),
+        (["site", "date", "count"], r"say ColumnNames\(observer=None\)"),
+        (["site", "2001", "2002"], "make it long first"),
+        (["site", "date", "observer"], "presence only"),
+    ],
+)
+def test_a_column_that_is_not_there_is_told_with_what_to_do(names: list[str], words: str) -> None:
+    with pytest.raises(emfed.DataError, match=words):
+        read_records(pl.DataFrame({name: ["1"] for name in names}))

@@ -176,5 +176,6 @@ def test_a_table_shows_its_rounds_and_takes_the_words_of_a_fit(
     told = capsys.readouterr().err
     assert told.startswith("impute: opening")
     assert "round 1" in told
+    assert "choosing rank and penalties" in told
     by_name = impute(table, participation=emfed.algorithms.Bernoulli(0.5), **options)
     assert by_number.ledger.summary() == by_name.ledger.summary()

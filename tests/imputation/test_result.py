@@ -223,3 +223,24 @@ def test_draws_of_counts_stay_about_the_estimate(family: str) -> None:
     estimate, low, high = (np.asarray(trend[k]) for k in ("estimate", "lower", "upper"))
     assert np.mean((estimate < low) | (estimate > high)) < 0.2
     assert np.all(high < 100 * (1 + estimate))
+
+
+def test_an_index_bears_times_at_which_nothing_was_counted() -> None:
+    """It is 0 there, without doubt, where every site was seen; the base is a time with birds."""
+    counts = np.array([[0, 4, 0, 5, 6], [0, 3, 0, 2, 7]])
+    site, time = np.indices(counts.shape).reshape(2, -1)
+    rows = {
+        "observer": [f"o{k}" for k in site],
+        "site": [f"s{k}" for k in site],
+        "date": [str(2000 + k) for k in time],
+        "count": counts.ravel(),
+    }
+    table = emfed.imputation.read_records(pl.DataFrame(rows), bins="year")
+    result = emfed.impute(table, structure=Structure(0), rounds=3, draws=10)
+    index = result.index()
+    assert index.base == "2001"
+    assert index["index"][[0, 2]].tolist() == index["upper"][[0, 2]].tolist() == [0.0, 0.0]
+    assert index["index"][1] == pytest.approx(100)
+    assert np.isfinite(index.slopes[0]["slope"])
+    with pytest.raises(emfed.DataError, match="total of 0 at 2000"):
+        result.index(base="2000")

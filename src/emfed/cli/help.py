@@ -78,6 +78,7 @@ OPTIONS = {name: name.replace("_", "-") for name in SAME} | {
 ELSEWHERE = {
     "in_metric=True, ": "",
     "a smaller step_size, ": "",
+    "say ColumnNames(observer=None)": "use --observer ''",
     "with ColumnNames(...)": "with --site, --date, --value, --observer and --worker",
     "bad_rows='skip'": "--skip-bad",
     "duplicates='keep'": "--keep-duplicates",

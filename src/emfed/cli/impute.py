@@ -4,29 +4,30 @@ from __future__ import annotations
 
 import json
 import warnings
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from emfed.cli.help import Options, spoken
 from emfed.compressors.words import parse_compressor
 from emfed.core.errors import DataError, EmfedWarning, SettingsError
-from emfed.core.records import RoundRecord
+from emfed.fitting.progress import progress
 from emfed.imputation import (
     Checklists,
     ColumnNames,
     FieldTable,
     Imputation,
+    ImputeSettings,
     IntakeReport,
     impute,
     read_ebird,
     read_records,
 )
 from emfed.imputation.ebird import COVARIATES
-from emfed.imputation.fit import ROUNDS
+from emfed.imputation.fit import THEN
 from emfed.imputation.report import write_report
 from emfed.imputation.space import places_of
 
@@ -40,7 +41,9 @@ def run_impute(options: Options) -> bool:
         warnings.simplefilter("always", EmfedWarning)
         with console.status("reading the records"):
             table = _read(options)
-        result = _fit(table, options, console)
+        result = _fit(table, options)
+    if result.stopped == "interrupted":  # at once: figures take seconds
+        console.print("interrupted: writing what was reached")
     remarks = [spoken(str(w.message)) for w in caught if issubclass(w.category, EmfedWarning)]
     summary = _summary(result, options, remarks)
     _write(result, summary, options)
@@ -116,29 +119,10 @@ SETTINGS = (
 """Options that `impute` takes under the same name."""
 
 
-def _fit(table: FieldTable, options: Options, console: Console) -> Imputation:
-    chosen = options.compressor
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[detail]}"),
-        console=console,
-    )
-    with bar as progress:
-        total = options.rounds or ROUNDS.get(options.mode)
-        task = progress.add_task("rounds", total=total, detail="")
-        after: dict[str, Any] = {}
-
-        def show(record: RoundRecord) -> None:
-            detail = f"{record.round}{f' of {total}' if total else ''}, then rank and bounds"
-            progress.update(task, completed=record.round, detail=detail)
-
-        def stage(name: str, done: float) -> None:
-            if name not in after:
-                after[name] = progress.add_task(name, total=1.0, detail="")
-            progress.update(after[name], completed=done)
-
+def _fit(table: FieldTable, options: Options) -> Imputation:
+    chosen, limits = options.compressor, ImputeSettings(options.mode, rounds=options.rounds).stop
+    bar_of = nullcontext() if options.json_output else progress(limits, then=THEN)
+    with bar_of as bar:
         result = impute(
             table,
             **{name: getattr(options, name) for name in SETTINGS},
@@ -146,10 +130,10 @@ def _fit(table: FieldTable, options: Options, console: Console) -> Imputation:
             site_covariates=_frame(options.site_covariates),
             time_covariates=_frame(options.time_covariates),
             compressor=None if chosen is None else parse_compressor(chosen),
-            callbacks=[show],
-            progress=stage,
+            callbacks=[bar] if bar else [],
+            progress=bar.stage if bar else None,
         )
-        return result.sampled(stage)
+        return result.sampled(bar.stage if bar else None)
 
 
 def _summary(result: Imputation, options: Options, remarks: list[str]) -> dict[str, Any]:

@@ -301,7 +301,8 @@ def impute(
     effort: Annotated[
         str,
         option(
-            "Columns of effort whose coefficients are fitted (counts): 'log(minutes),km'. With "
+            "Columns of effort whose coefficients are fitted (counts, bernoulli): "
+            "'log(minutes),km'. With "
             "--ebird some of duration, distance, observers, protocol, hour; 'none' for none.",
         ),
     ] = "",

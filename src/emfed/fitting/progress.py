@@ -1,4 +1,7 @@
-"""Progress of a fit, wherever its rows are: a bar with rounds, |H|², bytes and time left."""
+"""Progress of a fit, wherever its rows are: a bar with rounds, |H|², bytes and time left.
+
+Work beside the rounds has stages, each with a name and the share of it that is done.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,13 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import final
 
 from emfed.artifacts.model_card import size
 from emfed.core import series
 from emfed.core.records import RoundRecord
 from emfed.fitting.stopping import Stop
 
-Show = Callable[[RoundRecord], None]
 WINDOW = 20
 """Rounds from which the fall of |H|² is read."""
 BAR = 16
@@ -52,21 +55,23 @@ def duration(seconds: float) -> str:
 
 
 @contextlib.contextmanager
-def progress(stop: Stop, title: str = "", always: bool = False) -> Iterator[Show]:
+def progress(
+    stop: Stop, title: str = "", always: bool = False, then: str = ""
+) -> Iterator[ProgressBar]:
     """A function to call with each record: a bar on stderr, drawn over itself.
 
     Where stderr is neither a terminal nor a notebook there is no bar, or with ``always`` a line now
-    and then.
+    and then. ``then`` is what comes after the rounds.
     """
     stream = sys.stderr
     over = stream.isatty() or "ipykernel" in sys.modules
     if not (over or always):
-        yield lambda record: None
+        yield ProgressBar(lambda words: None, math.inf, stop)
         return
     tell = _tell(over, title)
     tell("opening")
     try:
-        yield _show(tell, REDRAW_SECONDS if over else LINE_SECONDS, stop)
+        yield ProgressBar(tell, REDRAW_SECONDS if over else LINE_SECONDS, stop, then)
     finally:
         if over:
             tell("")
@@ -88,31 +93,57 @@ def _tell(over: bool, title: str) -> Callable[[str], None]:
     return tell
 
 
-def _show(tell: Callable[[str], None], pause: float, stop: Stop) -> Show:
-    began = time.monotonic()
-    shown = began - pause
-    values: list[float] = []
-    sent = 0
+@final
+class ProgressBar:
+    """Called with each record of a round; `stage` tells of work beside the rounds."""
 
-    def show(record: RoundRecord) -> None:
-        nonlocal shown, sent
-        sent += record.bytes_up + record.bytes_down
+    def __init__(
+        self, tell: Callable[[str], None], pause: float, stop: Stop, then: str = ""
+    ) -> None:
+        self._tell, self._pause, self._stop, self._then = tell, pause, stop, then
+        self._began = time.monotonic()
+        self._shown = self._began - pause
+        self._values: list[float] = []
+        self._sent, self._stage = 0, ""
+
+    def __call__(self, record: RoundRecord) -> None:
+        stop, values = self._stop, self._values
+        self._sent += record.bytes_up + record.bytes_down
         watched = record.squared_H if stop.tolerance else record.gain
         if watched is not None:
             values.append(watched)
-        now = time.monotonic()
-        if now - shown < pause:
+        if (now := self._due()) is None:
             return
-        shown = now
         left = rounds_left(values, stop.nats, stop.tolerance, stop.rounds, record.round)
-        each = (now - began) / max(1, record.round)
-        parts = [f"round {record.round}", f"|H|² {record.squared_H or 0:.1e}", size(sent)]
+        each = (now - self._began) / max(1, record.round)
+        parts = [f"round {record.round}", f"|H|² {record.squared_H or 0:.1e}", size(self._sent)]
         if left is not None:
-            done = round(BAR * record.round / max(1.0, record.round + left))
-            parts.insert(0, "━" * done + "─" * (BAR - done))
+            parts.insert(0, _bar(record.round / max(1.0, record.round + left)))
             guessed = rounds_left(values, stop.nats, stop.tolerance, None, record.round)
             unknown = guessed is None and (stop.nats or stop.tolerance)  # so far, but for the limit
             parts.append(f"{'at most' if unknown else 'about'} {duration(left * each)} left")
-        tell("  ".join(parts))
+        self._tell("  ".join([*parts, self._then] if self._then else parts))
 
-    return show
+    def stage(self, name: str, share: float) -> None:
+        """So much of what ``name`` says is done."""
+        if name != self._stage:
+            self._stage, self._began = name, time.monotonic()
+            self._shown = -math.inf
+        if (now := self._due()) is None:
+            return
+        left = (now - self._began) / share * (1 - share) if share > 0 else 0.0
+        told = f"  about {duration(left)} left" if left >= 1 else ""
+        self._tell(f"{_bar(share)}  {name}{told}")
+
+    def _due(self) -> float | None:
+        """The time, if it is time to show something again."""
+        now = time.monotonic()
+        if now - self._shown < self._pause:
+            return None
+        self._shown = now
+        return now
+
+
+def _bar(share: float) -> str:
+    done = round(BAR * min(1.0, share))
+    return "━" * done + "─" * (BAR - done)

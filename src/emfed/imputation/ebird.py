@@ -57,8 +57,9 @@ class Checklists:
     effort : tuple of str
         What enters as covariates of a record, where it is there: the logarithms of minutes
         ("duration") and of "observers", log(1 + km) ("distance"), whether one travelled
-        ("protocol"), and the "hour" of the day as one wave. It goes with counts; under other
-        families records are taken as they are.
+        ("protocol"), and the "hour" of the day as one wave. It goes with counts, and with
+        "bernoulli" where sampling events tell visits without the species; otherwise records are
+        taken as they are.
 
     Examples
     --------
@@ -199,8 +200,8 @@ def read_ebird(
     if complete is None:
         complete = sampling is not None
     limits = checklists or Checklists()
-    if not family.counts:
-        limits = replace(limits, effort=())
+    if family.quadratic or (family.name == "bernoulli" and sampling is None):
+        limits = replace(limits, effort=())  # presences alone have nothing to fit effort to
     files = [observations] if sampling is None else [observations, sampling]
     for path, more in zip(files, ((*_SPECIES, _COUNT), ()), strict=False):
         _check_format(path, (*more, *_PLACE, *_EVENT))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from math import inf
@@ -22,7 +23,8 @@ from emfed.core.records import RoundRecord
 from emfed.core.streams import check_seed
 from emfed.core.wire import LARGEST_PAYLOAD
 from emfed.data.workers import WorkerData
-from emfed.fitting.driver import Watch, run_fit, shown, threads_of
+from emfed.fitting.driver import Watch, run_fit, threads_of
+from emfed.fitting.progress import progress as progress_bar
 from emfed.fitting.rounds import Run
 from emfed.fitting.session import Session, digest
 from emfed.fitting.settings import PATIENCE, FitSettings, participants
@@ -51,6 +53,8 @@ QUANTISER_OF_COUNTS = Dithering(levels=3, norm=2, block=32, scales="bfloat16")
 """Counts themselves have long tails: a scale for fewer of them."""
 QUANTISER_OF_TIMES = Dithering(levels=3, norm=inf, block="row", scales="bfloat16")
 ROUNDS = {"observed": 10, "cell": 200, "site-owner": 100}
+THEN = "then the bounds"
+"""What bars say that comes after the rounds."""
 _PILOT_ROUNDS = 5
 """Rounds after which the server knows cells well enough to choose a structure. Not tuned: the
 choice is made once, and the rounds go on from there."""
@@ -330,9 +334,10 @@ def impute(
     threads : int
         The threads of the linear algebra, whose matrices are tall and thin: one is fastest.
     verbose : bool
-        Whether a bar on stderr shows rounds, bytes and the time that may be left, as in `fit`.
+        Whether a bar on stderr shows rounds, bytes, the stage and the time that may be left.
     progress : callable, optional
-        A function of what is done after the rounds, in words, and the share that is done.
+        A function of what is done after the rounds, in words, and the share that is done; with it
+        the bar shows rounds alone.
     **settings : object
         All other fields of `ImputeSettings`: ``rank``, ``penalty``, ``structure``,
         ``participation``, ``rounds``, ``seed``, ...
@@ -371,9 +376,13 @@ def impute(
         table = read_records(table)
     if isinstance(table, FieldTable):
         table.warn()
-    with threads_of(threads), shown(given.stop, watch, verbose, "impute") as watched:
+    bar_of = progress_bar(given.stop, "impute", True, THEN) if verbose else nullcontext()
+    with threads_of(threads), bar_of as bar:
+        if bar is not None:
+            watch = replace(watch, callbacks=(bar, *watch.callbacks))
+            progress = progress or bar.stage
         try:
-            found = _imputed(given, table, grid, watched, progress)
+            found = _imputed(given, table, grid, watch, progress)
             return replace(found, draw_count=given.draws)
         except np.linalg.LinAlgError as error:
             raise NumericalError(

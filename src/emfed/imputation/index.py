@@ -141,7 +141,7 @@ def index_of(
     check_range("level", level, 0, 1, open_low=True, open_high=True)
     check_count("least", least, 0)
     labels, empty = fit.table.bins.labels(), fit.empty
-    origin = _origin(labels, base, empty)
+    origin = _origin(labels, base, empty | _without_any(fit))
     groups = _strata(strata, fit.table.sites)
     records = np.bincount(fit.cells.sites, fit.cells.weights, minlength=len(fit.table.sites))
     table: dict[str, list[Any]] = {}
@@ -151,20 +151,22 @@ def index_of(
         if len(kept) == 0:
             raise DataError(f"stratum {name!r} has no site with {least} records or more.")
         estimate, sums, observed = totals(fit, posterior, kept)
-        if estimate.min() <= 0:
-            raise DataError(
-                f"stratum {name!r} has a total of {estimate.min():.3g}: an index is a ratio of "
-                "totals above 0, as those of counts are."
-            )
+        _check_totals(name, estimate, labels, origin)
+        # Where every site was seen and none counted anything the index is 0, and nobody doubts it;
+        # a line through logarithms takes what was expected there.
+        none = estimate <= 0
+        if none.any():
+            sums[:, none] = posterior.totals(kept)[:, none]
         scale = np.log(np.maximum(sums, 1e-12))
-        relative = scale - scale[:, [origin]]
+        relative = np.where(none, 0.0, scale - scale[:, [origin]])
         half = float(ndtri((1 + level) / 2)) * relative.std(axis=0, ddof=1)
-        middle = np.log(np.maximum(estimate, 1e-12) / max(estimate[origin], 1e-12))
+        middle = np.full(len(estimate), -np.inf)
+        np.log(estimate / estimate[origin], out=middle, where=~none)
         columns = {
             "stratum": [name] * len(labels),
             "time": labels,
             "total": estimate,
-            "total_error": sums.std(axis=0, ddof=1),
+            "total_error": np.where(none, 0.0, sums.std(axis=0, ddof=1)),
             "index": 100 * np.exp(middle),
             "error": 100 * np.exp(middle) * relative.std(axis=0, ddof=1),
             "lower": 100 * np.exp(middle - half),
@@ -183,6 +185,27 @@ def index_of(
     }
     per = "step" if fit.table.bins.unit == "index" else "year"
     return Index(arrays, slopes, labels[origin], per)
+
+
+def _without_any(fit: Imputation) -> Any:
+    """Times of which every record is 0."""
+    if fit.solver.family.quadratic:
+        return np.zeros(fit.params.shape[1], dtype=bool)
+    return np.bincount(fit.cells.times, fit.cells.sums, minlength=fit.params.shape[1]) <= 0
+
+
+def _check_totals(name: str, estimate: FloatArray, labels: Sequence[str], origin: int) -> None:
+    """Refuse totals below 0, and one of 0 as the base."""
+    if estimate.min() < 0:
+        raise DataError(
+            f"stratum {name!r} has a total of {estimate.min():.3g}: an index is a ratio of totals "
+            "above 0, as those of counts are."
+        )
+    if estimate[origin] <= 0:
+        raise DataError(
+            f"stratum {name!r} has a total of 0 at {labels[origin]}, which is to be 100: name "
+            "another base time."
+        )
 
 
 def totals(
@@ -261,7 +284,7 @@ def trend_class(low: float, high: float) -> str:
 
 def _origin(labels: Sequence[str], base: str | int | None, empty: Any) -> int:
     if base is None:
-        return int(np.flatnonzero(~empty)[0])
+        return int(np.flatnonzero(~empty)[0]) if not np.all(empty) else 0
     if isinstance(base, str):
         if base not in labels:
             raise DataError(f"no time {base!r}; the first is {labels[0]!r}.")

@@ -15,7 +15,7 @@ import numpy as np
 from emfed.core.configuration import check_keys
 from emfed.core.errors import DataError, EmfedWarning, SettingsError
 from emfed.imputation.bins import EPOCH, Bins, Unit, check_unit, ordinal
-from emfed.imputation.effort import Effort, fit_effort
+from emfed.imputation.effort import Effort, effort_parts, fit_effort
 from emfed.imputation.families import DEFAULT_FAMILY, CellFamily, GaussianCells, as_family
 from emfed.imputation.skill import ObserverSkill, as_workers
 from emfed.imputation.table import FieldTable, Grid, IntakeReport, build_table
@@ -276,8 +276,11 @@ def _named(source: Any, columns: ColumnNames, settings: ReadSettings) -> tuple[A
         exposure=_number(columns.exposure) if columns.exposure else _one(),
         **{f"effort {name}": _effort(name) for name in columns.effort},
     )
-    if columns.effort and not family.counts:
-        raise SettingsError(f"effort goes with families of counts (poisson), not {family.name}.")
+    if columns.effort and family.quadratic:
+        raise SettingsError(
+            "effort goes with families of counts (poisson) and with bernoulli, not with "
+            f"{family.describe().get('scale', family.name)}."
+        )
     return named, unit
 
 
@@ -305,23 +308,36 @@ def scan(source: Any, names: Sequence[str], value: str | None = None) -> tuple[A
     except (PolarsError, OSError) as error:
         raise DataError(f"{source}: cannot be read ({error}).") from None
     absent = [name for name in names if name not in present]
-    if value in absent:
-        raise DataError(
-            f"no column {value!r} of counts; there are {', '.join(map(repr, present[:12]))}. "
-            "Name the columns with ColumnNames(...). Records that only say where a species was "
-            "seen (presence only, as GBIF's without individualCount) cannot be used: nothing tells "
-            "a place where it was not found from one where nobody looked. Add the visits that "
-            "found none, with a count of 0."
-        )
     if absent:
-        raise DataError(
-            f"no column {absent[0]!r}; there are {', '.join(map(repr, present[:12]))}. "
-            "Name the columns with ColumnNames(...)."
-        )
+        raise DataError(_absence(value if value in absent else absent[0], present, value))
     if "line" in names:
         raise DataError("a column called 'line' cannot be used: rename it first.")
     first = 2 if unit == "line" else 0
     return frame.select(*names).with_row_index("line", offset=first), unit
+
+
+def _absence(name: str | None, present: Sequence[str], value: str | None) -> str:
+    """That a column is not there, and what may be done."""
+    shown = ", ".join(map(repr, present[:12]))
+    told = f"no column {name!r}{' of counts' if name == value else ''}; there are {shown}. "
+    told += "Name the columns with ColumnNames(...)."
+    alike = [other for other in present if other.lower() == str(name).lower()]
+    if alike:
+        return f"{told} Capitals count: {alike[0]!r} is there."
+    if name == "observer":
+        return f"{told} Where nobody is named, say ColumnNames(observer=None)."
+    if name != value:
+        return told
+    if sum(other[:4].isdigit() for other in present) > 1:
+        return (
+            f"{told} The table seems to have a column for each time: make it long first, one row "
+            "for each record with its site, date and count."
+        )
+    return (
+        f"{told} Records that only say where a species was seen (presence only, as GBIF's without "
+        "individualCount) cannot be used: nothing tells a place where it was not found from one "
+        "where nobody looked. Add the visits that found none, with a count of 0."
+    )
 
 
 def columns_in(path: str | Path) -> list[str]:
@@ -384,9 +400,12 @@ def reduce_records(
     rows, good, intake, effort = _prepared(frame, settings, unit, extra)
     every = collect(rows.select("site").unique()).drop_nulls()["site"].sort()
     good, skill = _with_skill(good, every, settings)
+    told = () if effort is None else tuple(f"effort {name}" for name in effort.names)
     cells = collect(
         good.group_by("worker", "site", "time").agg(
-            pl.col("exposure").sum(), _forward(family).sum().alias("total")
+            pl.col("exposure").sum(),
+            _forward(family).sum().alias("total"),
+            pl.col(list(told)).mean(),
         )
     )
     if cells.height == 0:
@@ -405,6 +424,11 @@ def reduce_records(
         intake,
     )
     table = replace(table, effort=effort, skill=skill)
+    if effort is not None:
+        above = cells.select(told).to_numpy() - np.array(effort.centre)
+        at = every.search_sorted(cells["site"]).to_numpy(), time - span.first
+        parts = effort_parts(above, cells["exposure"].to_numpy(), *at, table.shape)
+        table = replace(table, effort_parts=parts)
     return table if settings.groups is None else table.regroup(settings.groups, settings.seed)
 
 
@@ -467,7 +491,7 @@ def _prepared(
     _refuse_two_workers(good)
     _advise_bins(good, settings.bins)
     number = ordinal(pl.col("day"), settings.bins)
-    good, effort, without = _with_effort(good, number, settings.effort)
+    good, effort, without = _with_effort(good, number, settings.effort, family)
     if without:
         told = {**intake.filtered, "effort is missing": without}
         intake = replace(intake, used=intake.used - without, filtered=told)
@@ -491,8 +515,10 @@ def _effort(name: str) -> Any:
     return pl.when(number > 0).then(number.log())
 
 
-def _with_effort(rows: Any, time: Any, known: Effort | None) -> tuple[Any, Effort | None, int]:
-    """Rows whose exposure holds their effort, its coefficients, and how many rows have none.
+def _with_effort(
+    rows: Any, time: Any, known: Effort | None, family: CellFamily
+) -> tuple[Any, Effort | None, int]:
+    """Rows whose exposure is what they are worth, effort's coefficients, and rows without any.
 
     The coefficients are fitted to the rows unless they are known.
     """
@@ -507,13 +533,15 @@ def _with_effort(rows: Any, time: Any, known: Effort | None) -> tuple[Any, Effor
         raise DataError("no record has all of its effort: nothing can be fitted.")
     values = frame.select(names).to_numpy()
     told = tuple(name.removeprefix("effort ") for name in names)
+    site = frame["site"].cast(pl.Categorical).to_physical().to_numpy().astype(np.int64)
+    at = site, frame["time"].to_numpy().astype(np.int64)
+    counts = family.forward(frame["number"].to_numpy().astype(np.float64))
     if known is None:
-        site = frame["site"].cast(pl.Categorical).to_physical().to_numpy().astype(np.int64)
-        counts = frame["number"].to_numpy().astype(np.float64)
-        known = fit_effort(told, values, counts, site, frame["time"].to_numpy().astype(np.int64))
+        known = fit_effort(told, values, counts, *at, rates=not family.counts)
     elif known.names != told:
         raise DataError(f"the effort is of {', '.join(known.names)}; the records have {told}.")
-    exposure = frame["exposure"].to_numpy() * known.exposure(values)
+    own = known.exposure(values) if family.counts else known.worth(values, counts, *at)
+    exposure = frame["exposure"].to_numpy() * own
     lazy = frame.with_columns(exposure=pl.Series(exposure)).lazy()
     return lazy, known, every.height - frame.height
 
@@ -647,12 +675,12 @@ def _checked(frame: Any, family: CellFamily, unit: Unit) -> Any:
 
 
 def _forward(family: CellFamily) -> Any:
-    """A record's value in the family's scale; `Family.forward` as an expression."""
+    """What a record adds to the sum of its cell: `Family.forward` as an expression."""
     import polars as pl
 
     number = pl.col("number")
-    if family.name == "bernoulli":
-        return (number > 0).cast(pl.Float64)
+    if family.name == "bernoulli":  # a record of other effort is worth more or less than one
+        return (number > 0).cast(pl.Float64) * pl.col("exposure")
     if isinstance(family, GaussianCells) and family.scale == "log1p":
         return number.log1p()
     return number

@@ -196,6 +196,20 @@ class Posterior:
             coefficients=self.coefficients[index],
         )
 
+    def move(self, sites: FloatArray, times: FloatArray, covariance: FloatArray) -> None:
+        """Move effects as far as coefficients of effort, which were fitted before, are not known.
+
+        ``sites`` and ``times`` are their effort beyond the central one.
+        """
+        if not self._like.effects:
+            return
+        # Roots of a matrix that may be singular: coefficients of what does not vary are 0.
+        values, vectors = np.linalg.eigh(covariance)
+        z = normals(self.seed, 0, Purpose.IMPUTATION, _ZERO, self.count * len(values))[0]
+        by = z.reshape(self.count, -1) * np.sqrt(np.maximum(values, 0.0)) @ vectors.T
+        self.sites[:, :, -1] -= by @ sites.T
+        self.times[:, :, -1] -= by @ times.T
+
     def moments(self, sites: IntArray, times: IntArray) -> CellMoments:
         """Means and variances over draws at the cells named."""
         return self._moments(lambda params: params.theta(sites, times))

@@ -128,13 +128,18 @@ def _heat_maps(fit: Imputation) -> Section:
     counts = not (fit.solver.family.quadratic and fit.solver.family.widen(np.ones(1))[0] == 1)
     scale = np.log1p if counts else np.asarray
     name = "log(1 + {})" if counts else "{}"
-    extent = (0.0, float(observed.shape[1]), float(len(rows)), 0.0)
+    labels = fit.table.bins.labels()
+    first, last = axis_place(labels[0]), axis_place(labels[-1])
+    step = (last - first) / max(1, len(labels) - 1) or 1.0
+    extent = (first, last + step, float(len(rows)), 0.0)
+    seen, mean = scale(observed), scale(at.value)
+    both = float(min(np.nanmin(seen), mean.min())), float(max(np.nanmax(seen), mean.max()))
     panels = [
-        Panel((), "time", "site", title, log="", image=image, extent=extent)
-        for title, image in (
-            (name.format("observed"), scale(observed)),
-            (name.format("estimate"), scale(at.value)),
-            ("relative error of the mean", np.minimum(error, 2.0)),
+        Panel((), "time", "site", title, "", whole="x", image=image, extent=extent, colours=colours)
+        for title, image, colours in (
+            (name.format("observed"), seen, both),
+            (name.format("estimate"), mean, both),
+            ("relative error of the mean", np.minimum(error, 2.0), None),
         )
     ]
     caption = f"The {len(rows)} sites with the most records, grey where nobody looked."
@@ -186,11 +191,13 @@ def _trust(fit: Imputation) -> Section:
         ),
     ]
     what = "Sums of the records of a cell" if family.counts else "Cells with one record"
-    caption = (
-        f"{what}, which the fit has seen: intervals of counts are whole numbers, so they hold "
-    )
-    caption += "more than promised where counts are small."
-    return Section("Trust", figures=[Figure(caption, panels, apart=True)])
+    caption = f"{what}, which the fit has seen"
+    if family.counts:
+        caption += (
+            ": intervals are whole numbers, so they hold more than promised where counts are "
+        )
+        caption += "small"
+    return Section("Trust", figures=[Figure(f"{caption}.", panels, apart=True)])
 
 
 def _map(fit: Imputation, places: Mapping[str, tuple[float, float]]) -> Section:
@@ -208,4 +215,4 @@ def _map(fit: Imputation, places: Mapping[str, tuple[float, float]]) -> Section:
         if (group == k).any()
     ]
     panel = Panel(series, "longitude", "latitude", log="")
-    return Section("Map", figures=[Figure("Sites by their total.", [panel])])
+    return Section("Map", figures=[Figure("Sites by their total, in four quarters.", [panel])])

@@ -115,7 +115,13 @@ class Imputation:
     @cached_property
     def posterior(self) -> Posterior:
         """Draws of everything that was estimated; made when they are first asked for."""
-        return Posterior(self.solver, self.cells, self.params, self.seed, self.draw_count)
+        return self._drawn(self.draw_count)
+
+    def _drawn(self, count: int, progress: Callable[[str, float], None] | None = None) -> Posterior:
+        drawn = Posterior(self.solver, self.cells, self.params, self.seed, count, progress)
+        if self.table.effort is not None and self.table.effort_parts is not None:
+            drawn.move(*self.table.effort_parts, self.table.effort.covariance)
+        return drawn
 
     def sampled(self, progress: Callable[[str, float], None] | None = None) -> Imputation:
         """Make the draws, and say how far they are.
@@ -135,9 +141,7 @@ class Imputation:
         if self.plain:
             return self
         try:
-            drawn = Posterior(
-                self.solver, self.cells, self.params, self.seed, self.draw_count, progress
-            )
+            drawn = self._drawn(self.draw_count, progress)
         except KeyboardInterrupt:
             return replace(self, stopped="interrupted")
         self.__dict__["posterior"] = drawn  # where the cached property keeps it
@@ -336,7 +340,7 @@ class Imputation:
         out = np.empty((count, len(rows)))
         posterior = self.posterior
         if count > posterior.count:
-            posterior = Posterior(self.solver, self.cells, self.params, self.seed, count)
+            posterior = self._drawn(count)
         places = np.linspace(0, posterior.count - 1, count).round().astype(np.int64)
         for index, place in enumerate(places):
             u = uniforms(self.seed, index, Purpose.FIELD_RECORDS, _ZERO, len(rows))[0]
@@ -463,7 +467,7 @@ class Imputation:
         """The posterior, with another number of draws where that is asked for."""
         if draws is None or draws == self.posterior.count:
             return self.posterior
-        return Posterior(self.solver, self.cells, self.params, self.seed, draws)
+        return self._drawn(draws)
 
     def _site_chunks(self) -> Iterator[IntArray]:
         rows, columns = self.params.shape

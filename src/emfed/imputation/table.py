@@ -188,6 +188,8 @@ class FieldTable:
         The coefficients by which effort entered the weights, where it did.
     skill : ObserverSkill or None
         The fit by which the skill of observers entered the weights, where it did.
+    effort_parts : pair of arrays or None
+        The effort of each site and of each time, beyond the central one.
 
     Examples
     --------
@@ -210,6 +212,7 @@ class FieldTable:
     intake: IntakeReport
     effort: Effort | None = None
     skill: ObserverSkill | None = None
+    effort_parts: tuple[FloatArray, FloatArray] | None = field(default=None, repr=False)
 
     def __repr__(self) -> str:
         rows, columns = self.shape
@@ -296,7 +299,8 @@ class FieldTable:
         names = [str(number) for number in range(count)]
         cells = (self.site, self.time, self.weights, self.values)
         table = build_table(self.grid, names, owner, *cells, self.intake)
-        return replace(table, effort=self.effort, skill=self.skill)
+        known = {name: getattr(self, name) for name in ("effort", "skill", "effort_parts")}
+        return replace(table, **known)
 
     def warn(self) -> None:
         """Say what a user should know before a fit: gaps, a lone worker, odd counts."""

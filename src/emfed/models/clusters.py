@@ -47,6 +47,8 @@ from emfed.models.rows import check_rows, combine_moments, moments, total_weight
 
 TRIALS = 4
 """Centres tried at each step of the seeding, of which the best is kept."""
+MOST_STEPS = 50
+"""Steps of Lloyd's algorithm at most. Not tuned: from these seeds it ends after ten or so."""
 
 
 @final
@@ -488,6 +490,9 @@ class BucketParameters(Parameters):
     centres: FloatArray
 
 
+BUCKETS_PER_COMPONENT = 16
+"""Buckets for a component of a start, at most. Not tuned: more describe clusters better and cost as
+many statistics more in each round of the start."""
 BRANCHES = 4
 """Buckets that one is split into, on average."""
 ENOUGH = 0.7
@@ -690,18 +695,19 @@ class Buckets(Model):
 
 
 def seed_centres(
-    mass: FloatArray, points: FloatArray, count: int, seed: int, attempt: int
+    mass: FloatArray, points: FloatArray, count: int, seed: int, attempts: Sequence[int]
 ) -> FloatArray:
     """k-means++ (Arthur, Vassilvitskii 2007), greedy: ``count`` of the points, far from each other.
 
     A point is drawn with probability proportional to its mass times its squared distance to the
-    centres so far; of a few drawn the one that lowers the distances most is taken.
+    centres so far; of a few drawn the one that lowers the distances most is taken. All attempts go
+    on at once, each with its own random numbers: ``(attempts, count, columns)``.
     """
-    address = np.array([attempt], dtype=np.int64)
-    draws = uniforms(seed, 0, Purpose.SEEDING, address, 1 + TRIALS * (count - 1))[0]
-    first = int(np.searchsorted(np.cumsum(mass)[:-1], draws[0] * mass.sum(), side="right"))
-    chosen = [first]
-    squares = (points**2).sum(axis=-1)
+    address = np.array(attempts, dtype=np.int64)
+    draws = uniforms(seed, 0, Purpose.SEEDING, address, 1 + TRIALS * (count - 1))
+    chosen = np.zeros((len(address), count), dtype=np.int64)
+    chosen[:, 0] = np.searchsorted(np.cumsum(mass)[:-1], draws[:, 0] * mass.sum(), side="right")
+    squares, turn = (points**2).sum(axis=-1), np.arange(len(address))
 
     def apart(picks: IntArray) -> FloatArray:
         """Squared distances by products, six times as fast as by differences at 2,000 x 20.
@@ -709,22 +715,22 @@ def seed_centres(
         What rounding leaves of the distance between equal points is never drawn.
         """
         products = points[picks] @ points.T
-        return np.maximum(squares[picks][:, None] + squares - 2 * products, 0.0)
+        return np.maximum(squares[picks][..., None] + squares - 2 * products, 0.0)
 
-    distances = apart(np.array([first]))[0]
-    for step in range(count - 1):
-        below = np.cumsum(mass * distances)
-        u = draws[1 + TRIALS * step : 1 + TRIALS * (step + 1)] * below[-1]
-        picks = np.minimum(np.searchsorted(below, u, side="right"), len(points) - 1)
-        tried = np.minimum(apart(picks), distances)
-        best = int(np.argmin(tried @ mass))
-        chosen.append(int(picks[best]))
-        distances = tried[best]
+    distances = apart(chosen[:, :1])[:, 0]
+    for step in range(1, count):
+        below = np.cumsum(mass * distances, axis=-1)
+        u = draws[:, 1 + TRIALS * (step - 1) : 1 + TRIALS * step] * below[:, -1:]
+        found = [np.searchsorted(*pair, side="right") for pair in zip(below, u, strict=True)]
+        picks = np.minimum(found, len(points) - 1)
+        tried = np.minimum(apart(picks), distances[:, None])
+        best = np.argmin(tried @ mass, axis=-1)
+        chosen[:, step], distances = picks[turn, best], tried[turn, best]
     return points[chosen]
 
 
 def lloyd(
-    mass: FloatArray, points: FloatArray, centres: FloatArray, steps: int = 50
+    mass: FloatArray, points: FloatArray, centres: FloatArray, steps: int = MOST_STEPS
 ) -> tuple[IntArray, FloatArray, float]:
     """Labels, centres and weighted inertia where Lloyd's algorithm ends."""
     count, labels = len(centres), np.full(len(points), -1, dtype=np.int64)

@@ -339,7 +339,7 @@ class MixtureModel(Model):
 
     def labels(self, data: Any, params: Any) -> IntArray:
         """The component of the largest responsibility of each row, ``(..., samples)``."""
-        found = self._pass(data, params, None, whole=True)
+        found = self._pass(data, params, None)  # what all components share does not matter
         if found is None:
             return self.responsibilities(data, params).argmax(axis=-1)
         rows, given = found

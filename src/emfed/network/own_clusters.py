@@ -86,13 +86,15 @@ def _own(model: Buckets, data: Workers, place: int, number: int, smallest: int) 
     mass = mass[picked] / mass[picked].sum()
     most, least = model.most, min(smallest, len(picked))
     begun = min(most, len(picked) // least)
-    centres = seed_centres(mass, points, begun, model.seed, (1 << 20) + number)
+    centres = seed_centres(mass, points, begun, model.seed, [(1 << 20) + number])[0]
     while True:  # a cluster that is too small goes to its neighbours
         labels, centres, _ = lloyd(mass, points, centres, LLOYD_STEPS)
         rows_each = np.bincount(labels, minlength=len(centres))
         if len(centres) == 1 or rows_each.min() >= least:
             break
-        centres = np.delete(centres, int(rows_each.argmin()), axis=0)
+        few = np.argsort(rows_each, kind="stable")[: np.count_nonzero(rows_each < least)]
+        # A half at a time: one at a time, 500 clusters of 5,000 rows took 13 s.
+        centres = np.delete(centres, few[: -(-len(few) // 2)], axis=0)
     order = np.argsort(-rows_each, kind="stable")
     slots = order[np.arange(most) % len(order)]
     shares = np.bincount(labels, mass, len(centres)) / np.bincount(slots, minlength=len(centres))

@@ -170,6 +170,7 @@ def test_starts_that_are_tried_on_a_device_are_those_tried_here(
         monkeypatch.setattr(sketch, "copies", copied)
         for name in ("mixture", "clusters", "gaussian"):
             monkeypatch.setattr(f"emfed.models.{name}.sweep", twin.sweep)
+        monkeypatch.setattr(sketch, "sweep", twin.sweep)
     here = _own_sketch(WorkerTables([table], ["a"], None, weights), model, 0)
     if where == "twin":
         there = dataclasses.replace(here, there=here.rows)
@@ -183,7 +184,7 @@ def test_starts_that_are_tried_on_a_device_are_those_tried_here(
         [model.statistics_of(p) for p in found.starts([model], 2, 0)[0]] for found in (here, there)
     )
     np.testing.assert_allclose(got, want, rtol=1e-9, atol=1e-12)
-    assert launches == ([10, 3] if where == "twin" else [])
+    assert launches == ([10, 10, 3] if where == "twin" else [])
 
 
 @kernels

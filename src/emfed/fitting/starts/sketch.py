@@ -20,8 +20,8 @@ from emfed.algorithms.steps import shorten
 from emfed.core.protocols import FloatArray, IntArray
 from emfed.core.streams import Purpose, normals
 from emfed.fitting.selection import debt
-from emfed.models.clusters import lloyd, seed_centres
-from emfed.models.devices import Ragged, copies
+from emfed.models.clusters import MOST_STEPS, lloyd, seed_centres
+from emfed.models.devices import Features, Pass, Ragged, copies, sweep
 
 ROWS = 2000
 """Rows of a sketch: so many tell starts apart on all open tables; more cost time."""
@@ -40,6 +40,9 @@ FIRST_STEPS, STEPS = 6, 25
 """EM steps of every start, and of those that are kept."""
 WORK = 5e8
 """Statistics of rows that are evaluated at most for all candidates: about a second."""
+STILL = 1e-6
+"""The largest move of a statistic, in the frame, below which EM on the sketch has ended: what it is
+worth is then right to 1e-9 nats unless EM crawls, and a start need not be an optimum."""
 HARDNESS = 0.2
 """First variances over those within clusters: rows then belong almost to the nearest centre."""
 DIGITS = 9
@@ -78,7 +81,7 @@ class Sketch:
         """Parameters after EM on the sketch, best first; as many as ``kept`` or more."""
         k = model.n_components
         tries = int(np.clip(passes // (2 * FIRST_STEPS), kept, max(ATTEMPTS, kept)))
-        pairs = [self.partition(k, seed, attempt) for attempt in range(tries)]
+        pairs = self.partitions(model, seed, tries)
         if before is not None and before[0].n_components < k:
             pairs += self._splits(*before, k, seed)
         begun = [self._begin(model, *pair) for pair in pairs]
@@ -107,7 +110,10 @@ class Sketch:
             else:
                 # The rounds of a fit evaluate, too: one kernel serves both and is compiled once.
                 led = model.evaluate(beside, model.maximize(np.stack(begun)))[0]
-            begun = [shorten(model, s, to - s)[0] for s, to in zip(begun, led, strict=True)]
+            moves = [to - s for s, to in zip(begun, led, strict=True)]
+            begun = [shorten(model, s, m)[0] for s, m in zip(begun, moves, strict=True)]
+            if max(float(np.abs(m).max()) for m in moves) < STILL:
+                break
         params = [model.maximize(s) for s in begun]
         if beside is None:
             values = [model.log_likelihood(self.rows, p, self.weights) for p in params]
@@ -163,7 +169,7 @@ class Sketch:
     def _halved(self, own: IntArray, seed: int, turn: int) -> tuple[float, IntArray, IntArray]:
         """A group in two by k-means, and by how much that lowers the inertia."""
         points, w = self.points[own], self.weights[own]
-        labels, _, inertia = lloyd(w, points, seed_centres(w, points, 2, seed, turn))
+        labels, _, inertia = lloyd(w, points, seed_centres(w, points, 2, seed, [turn])[0])
         mean = w @ points / w.sum()
         gain = float(w @ ((points - mean) ** 2).sum(axis=-1)) - inertia
         return gain, own[labels == 0], own[labels == 1]
@@ -173,17 +179,40 @@ class Sketch:
         means = [self.weights[own] @ self.points[own] for own in groups]
         return mass / mass.sum(), np.array(means) / np.maximum(mass, 1e-300)[:, None]
 
-    def partition(self, k: int, seed: int, attempt: int) -> tuple[FloatArray, FloatArray]:
-        """Shares and centres of k clusters of the sketch."""
-        points, mass = self.points, self.weights
-        if len(points) < k:  # fewer rows than components
-            short = k - len(points)
+    def partitions(self, model: Any, seed: int, tries: int) -> list[tuple[FloatArray, FloatArray]]:
+        """Shares and centres of as many clusters of the sketch as there are components."""
+        k, points, mass = model.n_components, self.points, self.weights
+        if short := max(0, k - len(points)):  # fewer rows than components
             points = np.concatenate([points, np.repeat(points[:1], short, axis=0) + 0.1])
             mass = np.concatenate([mass, np.full(short, mass.min())])
-        labels, centres, _ = lloyd(mass, points, seed_centres(mass, points, k, seed, attempt))
-        member = labels == np.arange(k)[:, None]
-        shares = np.where(member, mass, 0.0).sum(axis=-1)
-        return shares / shares.sum(), centres
+        seeds = seed_centres(mass, points, k, seed, range(tries))
+        beside = None if short or np.isnan(self.rows).any() else self._copies(tries)
+        if beside is not None:
+            return _lloyd_beside(beside, model.clusters(1).frame, seeds)
+        out = []
+        for centres in seeds:
+            labels, centres, _ = lloyd(mass, points, centres)
+            member = labels == np.arange(k)[:, None]
+            shares = np.where(member, mass, 0.0).sum(axis=-1)
+            out.append((shares / shares.sum(), centres))
+        return out
+
+
+def _lloyd_beside(
+    rows: Ragged, frame: Any, centres: FloatArray
+) -> list[tuple[FloatArray, FloatArray]]:
+    """`lloyd` from all of these centres at once: each step is one pass over rows on the GPU."""
+    features, mass = Features(frame.origin, frame.scale, "none"), np.zeros(centres.shape[:2])
+    for _ in range(MOST_STEPS):
+        given = Pass(features, -0.5 * (centres**2).sum(axis=-1), centres, hard=True)
+        before, (mass, moments, *_) = mass, sweep(rows, given)
+        held = mass > 0
+        after = np.where(held[..., None], moments / np.where(held, mass, 1.0)[..., None], centres)
+        still = np.array_equal(mass, before) and np.array_equal(after, centres)
+        centres = after
+        if still:  # equal labels have equal sums, to the bit
+            break
+    return list(zip(mass / mass.sum(axis=-1, keepdims=True), centres, strict=True))
 
 
 def _power(moment: FloatArray, exponent: float) -> FloatArray:

@@ -404,7 +404,8 @@ def shares(
     for begin in range(start, stop, BLOCK):
         rows = begin + tl.arange(0, BLOCK)
         inside = rows < stop
-        logits = tl.zeros((KP, BLOCK), T)
+        # A tensor core cuts off what it adds to: sums over many tiles are doubles, outside of it.
+        logits = tl.zeros((KP, BLOCK), tl.float64)
         for tile in range(0, FP, FT):
             f = tile + tl.arange(0, FT)
             li, ri = tl.load(left + f), tl.load(right + f)
@@ -414,12 +415,12 @@ def shares(
             if FAST:
                 z_high, z_low = _halves(z)
                 b_low = tl.load(slopes + FP * KP + cells)
-                logits = _product(b, b_low, tl.trans(z_high), tl.trans(z_low), logits)
+                logits += _product(b, b_low, tl.trans(z_high), tl.trans(z_low)).to(tl.float64)
             else:
-                logits = tl.dot(b, tl.trans(z), logits, out_dtype=T)
+                logits = tl.dot(b, tl.trans(z), logits, out_dtype=tl.float64)
         if FAST:
             logits *= tl.load(factors + worker * KP + components)[:, None]
-        logits = (logits + c) * LOG2E
+        logits = ((logits + c) * LOG2E).to(T)
         if WEIGHTED:
             weight = tl.load(weights + rows, mask=inside, other=0.0)
         else:
