@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -237,6 +237,9 @@ def _draw_panel(
         _mark_short_decades(axis.xaxis, axis.get_xlim())
     if "y" in panel.log:
         axis.set_yscale("log")
+    if panel.lowest is not None and not panel.names:
+        axis.set_ylim(bottom=panel.lowest)
+    if "y" in panel.log:  # once it is known where the axis ends
         _mark_short_decades(axis.yaxis, axis.get_ylim())
     if panel.ticks:
         axis.set_xticks(panel.ticks, [f"{tick:g}" for tick in panel.ticks])
@@ -247,10 +250,8 @@ def _draw_panel(
         axis.set_yticks(range(len(panel.names)), [_short(name) for name in panel.names])
         axis.set_ylim(len(panel.names) - 0.5, -0.5)
         axis.grid(visible=False, axis="y")
-    if panel.lowest is not None and panel.names:
-        axis.set_xlim(left=panel.lowest)
-    elif panel.lowest is not None:
-        axis.set_ylim(bottom=panel.lowest)
+        if panel.lowest is not None:
+            axis.set_xlim(left=panel.lowest)
     axis.set_xlabel(panel.x)
     if not bare:
         axis.set_ylabel(panel.y)
@@ -307,17 +308,18 @@ def _short(name: str) -> str:
 
 
 EPOCHS = "epochs (passes over all data)"
-SQUARED_FIELD = "squared norm of the mean field"
+SQUARED_FIELD = "$|H|^2$ and $|h|^2$"
 
 
 def trajectory_panel(
     title: str, curves: Sequence[tuple[FloatArray, FloatArray, FloatArray]]
 ) -> Panel:
     """|H|^2 and |h|^2 against epochs, over one or more runs, as in the paper's figure 1."""
+    truth = band("true, $|h|^2$", [(e, small) for e, _, small in curves])
     return Panel(
         [
             band("estimate at the server, $|H|^2$", [(e, big) for e, big, _ in curves]),
-            band("true, $|h|^2$", [(e, small) for e, _, small in curves]),
+            replace(truth, points=True),  # in grey, too, it shows that both lines are there
         ],
         EPOCHS,
         SQUARED_FIELD,

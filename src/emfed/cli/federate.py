@@ -162,8 +162,10 @@ class _Progress:
 
 
 def refusal_lines(status: dict[str, Any]) -> list[str]:
-    """Who does not take part, and why."""
-    return [f"{site} refuses: {why}" for site, why in (status.get("refusals") or {}).items()]
+    """Who does not take part, and why; and what else the operator should mend."""
+    refusals = (status.get("refusals") or {}).items()
+    lines = [f"{site} refuses: {why}" for site, why in refusals]
+    return [*lines, *([status["trouble"]] if status.get("trouble") else [])]
 
 
 def join(

@@ -128,3 +128,16 @@ def test_the_file_of_a_job_depends_on_everything() -> None:
     assert len({other.file for other in (job, *others)}) == 5
     assert job.file.startswith("e-run-p-0.1-0-")
     assert as_plain(job.settings)["rounds"] == 3
+
+
+def test_a_settings_table_has_what_the_run_used_and_nothing_else() -> None:
+    runs = load_experiment("one_worker").runs
+    plain = {"data", "workers", "rows", "algorithm", "epochs", "monitor"}
+    assert set(runs["EM"].used) == plain
+    assert set(runs["FIEM"].used) == plain | {"step_size", "batch_size"}
+    assert set(runs["sEM-vr"].used) == plain | {"step_size", "batch_size", "inner_rounds"}
+    assert {"compressor", "memory_rate", "replacement"} <= set(runs["SPIDER-EM"].used)
+    claims = load_experiment("claims").runs
+    assert not {"memory_rate", "batch_size"} & set(claims["sum (V_i + Q) / np"].used)
+    assert claims["half take part, with memories"].used["memory_rate"] == "1 / (1 + omega)"
+    assert claims["half take part, with memories"].used["batch_size"] == "all rows"

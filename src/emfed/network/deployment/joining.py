@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import final
 
 from emfed.core.errors import EmfedError, SettingsError
+from emfed.core.version import __version__
 from emfed.data.files import PLAIN, TextForm
 from emfed.models.devices.placing import check_device
 from emfed.network import SiteRules
@@ -143,6 +144,7 @@ class SiteSupervisor(ABC):
                 report("rules", words)
             report("masks", self._company())
             report("state", f"calling {self.address}{greeting if self.dry_run else ''}")
+            logger.info("emfed %s begins to join %s", __version__, self.address)
             status = Status(self.folder)
 
             def tell(kind: str, words: str) -> None:

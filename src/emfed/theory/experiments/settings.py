@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, final
 
@@ -100,9 +101,10 @@ class ExperimentSettings:
         mnist, reduced = self.data == "mnist", self.algorithm in ("VR-FedEM", "sem-vr")
         idle = {
             "dimension": self.data != "linear",
-            "split": self.data == "linear",
+            "split": self.data == "linear" or self.workers == 1,
             "sizes": not mnist,
             "rows": mnist and self.sizes == "writers",
+            "weights": self.workers == 1,
             "levels": self.compressor != "dithering",
             "block": self.compressor != "dithering",
             "keep": self.compressor != "sparsification",
@@ -112,11 +114,10 @@ class ExperimentSettings:
             "lose_uploads": not self.lose_uploads,
             "watch_memories": not self.watch_memories,
         }
-        if self.algorithm == "em":
-            idle |= dict.fromkeys(_COMPRESSED, True)
+        idle |= dict.fromkeys(_NO_USE.get(self.algorithm, ()), True)
         limits = ("epochs", "rounds", "target")
         return {
-            name: value
+            name: _LEFT_OUT.get(name, value) if value is None else value
             for name, value in as_plain(self).items()
             if not idle.get(name) and not (name in limits and value is None)
         }
@@ -164,11 +165,20 @@ class ExperimentSettings:
         return Stop(rounds=self.rounds, epochs=self.epochs)
 
 
-_COMPRESSED = (
-    *("compressor", "levels", "block", "keep", "step_size", "step_power", "memory_rate"),
-    *("memory_start", "batch_size", "replacement", "inner_rounds", "participation"),
-)
-"""What EM has no use for."""
+_CHANNEL = ("compressor", "levels", "block", "keep", "memory_rate", "memory_start", "participation")
+_NO_USE: Mapping[str, tuple[str, ...]] = {
+    "em": (*_CHANNEL, "step_size", "step_power", "batch_size", "replacement", "inner_rounds"),
+    "fiem": (*_CHANNEL, "step_power", "replacement"),
+    "sem-vr": (*_CHANNEL, "step_power", "replacement"),
+    "naive-sum": ("memory_rate", "memory_start", "step_power", "batch_size", "replacement"),
+}
+"""What an algorithm has no use for. FIEM and sEM-vr always draw distinct rows."""
+_LEFT_OUT = {
+    "block": "the whole vector",
+    "memory_rate": "1 / (1 + omega)",
+    "batch_size": "all rows",
+}
+"""What a setting that is left out stands for."""
 
 
 def as_plain(settings: Any) -> dict[str, Any]:

@@ -112,15 +112,30 @@ def _size(traces: Traces) -> ClaimPart:
         'the step sizes are independent of m" (section 1). "The complexity increases as √m" '
         "(Appendix E.2); with full passes it increases as m."
     )
+    places = np.array(SIZES, dtype=np.float64)
+    laws = [
+        Series(
+            name, places, float(np.median(first)) * (places / places[0]) ** power, reference=True
+        )
+        for name, first, power in (
+            ("√m", work["VR-FedEM"][0], 0.5),
+            ("m", work["full passes"][0], 1.0),
+        )
+    ]
     panels = [
         Panel(
-            [spread(run, SIZES, values) for run, values in what.items()],
+            [*(spread(run, SIZES, values) for run, values in what.items()), *lines],
             "rows m of a worker",
             name,
             log="xy",
             ticks=list(SIZES),
+            lowest=lowest,
         )
-        for name, what in (("rounds", rounds), ("conditional expectations", work))
+        # Rounds are to be the same: on an axis of a few rounds their chance would look like more.
+        for name, what, lines, lowest in (
+            ("rounds", rounds, [], 10.0),
+            ("conditional expectations", work, laws, None),
+        )
     ]
     return (
         {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -70,7 +71,8 @@ def weights_panel(title: str, group: Sequence[Trace]) -> Panel:
             # The start has equal weights; the first record is T(S_0), after the opening's passes.
             x = np.append(0.0, trace["epochs"][there])
             curves.append((x, np.append(1 / len(columns), trace[name][there])))
-        series.append(one_by_one(f"component {_number(name) + 1}", curves))
+        lines = one_by_one(f"component {_number(name) + 1}", curves)
+        series.append(replace(lines, points=True))  # ten dashes in grey are not enough
     return Panel(series, "epochs (passes over all data)", "weight", title, log="")
 
 
