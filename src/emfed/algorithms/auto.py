@@ -291,8 +291,9 @@ class AutoEM(Algorithm):
         most = DRIFT_TIMES_STEPS * np.where(moved > FAR_MOVE, far, 1.0)
         count = 1 + np.minimum(most / np.maximum(apart, 1e-12) ** 0.25, self.local_steps - 1)
         count = np.where(still, walked, count.astype(np.int64))
-        # Who missed a round does not know what all saw in it.
-        able = (request.accepted[fresh] == request.round - 1) & oracle.lasting
+        # Who missed a round does not know what all saw in it; where S stayed there was nothing to
+        # see, and a round that is made again is the same round.
+        able = ((request.accepted[fresh] == request.round - 1) | still) & oracle.lasting
         count = np.where(able & (request.kind == "local"), count, 1)
         drift = np.where(still[:, None], drift, drift + (told - drift) / count[:, None])
         walked, seen = np.ones_like(count), seen.copy()
@@ -403,6 +404,9 @@ class AutoEM(Algorithm):
                 extras |= {"local": np.array(apart if apart < LARGEST_DRIFT else 0.0)}
             moved, extras = self._advance(seen, seed, gain, complete, extras)
         extras |= steps.energy_of(request, replies, state, metric.whiten(mean_field - state.memory))
+        if request.lattice is not None and len(replies.workers):
+            assert self.share is not None
+            extras |= steps.foreseen(model, state, moved, self.share, extras)
         new = ServerState(
             state.round + 1,
             state.generation,

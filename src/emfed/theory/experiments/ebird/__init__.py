@@ -66,22 +66,29 @@ def trend_figure(run: str, trace: Trace) -> Figure:
     """The sum of estimates over sites, and the cells without a record, each with its LOESS."""
     monthly = _settings(trace).data != "wood-thrush"
     years = trace.extra["time"] / 12 if monthly else trace.extra["time"]
-    panels = []
+    nothing = np.zeros(len(years))  # runs of older versions do not tell
+    seen, panels = trace.extra.get("empty", nothing) == 0, []
     for name, title, axis in (
         ("estimate", "Estimated counts, all sites", "sum of estimates"),
         ("missing", "Missing values", "cells without a record"),
     ):
         values = trace.extra[name]
+        # Times without a record have an estimate that rests on others alone: no part in the curve.
+        used = seen if name == "estimate" else np.ones_like(seen)
+        at, by = years[used], "by month" if monthly else "by year"
         series = [
-            Series("LOESS", years, loess(years, values)),
-            Series("by month" if monthly else "by year", years, values, points=True, line=False),
+            Series("LOESS", at, loess(at, values[used])),
+            Series(by, at, values[used], points=True, line=False),
         ]
+        if not used.all():
+            rest = Series("no record", years[~used], values[~used], reference=True)
+            series.append(replace(rest, points=True, line=False))
         if name == "estimate" and np.isfinite(trace.extra["lower"]).all():
-            low, high = (loess(years, trace.extra[side]) for side in ("lower", "upper"))
+            low, high = (loess(at, trace.extra[side][used]) for side in ("lower", "upper"))
             series[0] = replace(series[0], low=low, high=high)
         if name == "estimate" and np.isfinite(trace.extra["truth"]).all():
-            truth = loess(years, trace.extra["truth"])
-            series.append(Series("simulated truth", years, truth, reference=True))
+            truth = loess(at, trace.extra["truth"][used])
+            series.append(Series("simulated truth", at, truth, reference=True))
         if _settings(trace).data == "simulated":
             title += ", simulated"
         panels.append(Panel(series, "year", axis, title, log="", ticks=whole_years(years)))
