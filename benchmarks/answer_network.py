@@ -135,11 +135,9 @@ def followed(
         callbacks=[_Arrived(target + NATS[-1])],
         **common,
     )
-    objective = fitted.records[1:].column("objective")
-    looked = np.maximum.accumulate(np.where(np.isfinite(objective), np.arange(len(objective)), 0))
     return told_by(fitted, workers.size) | {
         "pooled": pooled,
-        "gap": objective[looked] - target,  # in a round that is made again S stays
+        "gap": fitted.records[1:].column("objective") - target,
         "end": -fitted.log_likelihood(workers.rows) - target,
     }
 
@@ -151,8 +149,7 @@ class _Arrived:
         self._mark, self._calm = mark, 0
 
     def __call__(self, record: Any) -> bool:
-        if record.objective is not None:  # a round that is made again was looked at before
-            self._calm = self._calm + 1 if record.objective <= self._mark else 0
+        self._calm = self._calm + 1 if record.objective <= self._mark else 0
         return self._calm >= CALM
 
 

@@ -576,7 +576,6 @@ def run_tests() -> dict[str, Any]:
         sys.executable,
         "-m",
         "pytest",
-        "-q",
         "-p",
         "no:cacheprovider",
         "tests/models/devices",

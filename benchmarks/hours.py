@@ -290,7 +290,7 @@ class Operation:
         state = status["state"]
         words = f"{state}: {status.get('why', '')} " if state != "running" else ""
         words += " ".join(f"{k}: {v}" for k, v in (status.get("refusals") or {}).items())
-        if words and (not self.said or self.said[-1][1] != words):
+        if words and (not self.said or self.said[-1][1] != words or now - self.said[-1][0] > 60):
             self.said.append((now, words))
         self.line.check()
 

@@ -75,11 +75,11 @@ CLOCK = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1")
 """Debian's faketime: a clock of one's own for a process, which a file sets while it runs."""
 TOLD = {
     "killed_site": r"WHO (is gone|is connected|called again)",
-    "killed_server": r"WHO is connected|(lost|going away|nothing listens).*trying again",
+    "killed_server": r"the server before it said last",
     "stopped_site": r"WHO (is silent|left)|no answer from",
     "stopped_server": r"WHO (is silent|is connected)|lost.*trying again",
-    "full_disk_at_site": r"File too large|could not be (answered|worked out)|no answer from|WHO is",
-    "full_disk_at_server": r"File too large|WHO is connected|the server's program ends",
+    "full_disk_at_site": r"File too large|could not be (answered|worked out)",
+    "full_disk_at_server": r"File too large|the server before it said last",
     "cut_line": r"WHO (is gone|is connected|called again)",
     "slow_line": r"WHO took \d",
     "clock_jump": r"the clock here jumped by",

@@ -51,7 +51,7 @@ def test_the_page_says_what_happened(tmp_path: Path) -> None:
     words = text_of(html)
     for sentence in (
         "A Gaussian mixture with 2 components was fitted on 547 rows of 3 columns, held by 7 sites",
-        "The fit did not converge: it ended at its limit on rounds",
+        "The fit did not converge: it met its limit on rounds",
         "This fit was a simulation",
         "no guarantee of privacy",
         "1 site has fewer than 10 rows (&lt;script&gt;alert(1)&lt;/script&gt; &amp; co)",

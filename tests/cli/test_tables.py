@@ -261,6 +261,16 @@ def test_sheets_are_read_where_an_engine_is_installed(emfed_shell: Shell) -> Non
     assert "not a readable Excel file" in err
 
 
+def test_a_second_sheet_of_the_same_columns_is_not_passed_over(tmp_path: Path) -> None:
+    pytest.importorskip("fastexcel")
+    xlsxwriter = pytest.importorskip("xlsxwriter")
+    with xlsxwriter.Workbook(tmp_path / "wards.xlsx") as book:
+        for title, header in (("May", "a"), ("June", "a"), ("Notes", "what")):
+            book.add_worksheet(title).write_column(0, 0, [header, 1])
+    with pytest.raises(emfed.DataError, match="the sheets 'May', 'June' have the same columns"):
+        read_cells(str(tmp_path / "wards.xlsx"))
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -82,7 +82,9 @@ def test_a_tolerance_alone_is_a_limit() -> None:
 
 def test_results_are_told_in_a_line() -> None:
     result = fit(make_model("diag"), TABLES, ALGORITHM, rounds=9, threads=1)
-    assert repr(result).startswith("<Result: stopped by rounds in 9 rounds, ")
+    assert repr(result).startswith(
+        "<Result: not converged (it met its limit on rounds) in 9 rounds, "
+    )
     rows = np.concatenate(TABLES)
     assert result.score_samples(rows).mean() == pytest.approx(result.log_likelihood(rows))
 

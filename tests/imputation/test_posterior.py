@@ -48,6 +48,44 @@ def test_a_factor_that_records_cannot_show_is_not_taken_for_none() -> None:
     assert 0.35 < np.median(sizes) < 1.5
 
 
+@pytest.mark.parametrize("family", ["log1p", "poisson"])
+def test_no_cell_is_expected_to_hold_more_than_was_ever_counted(family: str) -> None:
+    """A draw that runs away where nobody looked made millions of birds of log1p."""
+    site, time = np.indices((40, 50)).reshape(2, -1)
+    counts = 1.0 + (site * time) % 30
+    sums = FAMILIES[family].forward(counts)
+    cells = Cells(site, time, np.ones(2000), sums, (40, 50))
+    fit = Solver(FAMILIES[family], Structure(0))
+    drawn = Posterior(fit, cells, fit.fit(cells), 0, 4)
+    drawn.times[:, 7] += 25.0
+    assert drawn.largest == pytest.approx(30)
+    assert drawn.dense_moments(np.arange(40)).value.max() <= drawn.largest
+    totals = drawn.totals(np.arange(40))
+    assert np.allclose(totals[:, 7], 40 * drawn.largest)
+    assert totals[:, 8].max() < 40 * drawn.largest
+    direct = FAMILIES[family].value(drawn.params(0).dense(np.arange(2)), float(drawn.spreads[0]))
+    assert np.allclose(
+        drawn.value(drawn.params(0).dense(np.arange(40)), 0)[:2],
+        np.minimum(direct, 30),
+        rtol=3e-4,
+        atol=1e-3,
+    )
+
+
+@pytest.mark.parametrize("freedom", [7, 1000])
+def test_bounds_of_cells_know_how_long_the_tails_of_draws_are(freedom: int) -> None:
+    site, time = np.indices((6, 40)).reshape(2, -1)
+    cells = Cells(site, time, np.ones(240), np.ones(240), (6, 40))
+    fit, rng = Solver(FAMILIES["gaussian"], Structure(0)), np.random.default_rng(0)
+    drawn = Posterior(fit, cells, fit.fit(cells), 0, 2)
+    drawn.offsets, drawn.coefficients = np.zeros(3000), np.empty((3000, 0))
+    drawn.sites = np.zeros((3000, 6, 1), dtype=np.float32)
+    drawn.times = rng.standard_t(freedom, (3000, 40, 1)).astype(np.float32)
+    for level in (0.5, 0.9, 0.99):
+        within = np.abs(drawn.times / drawn.times.std(axis=0)) < drawn.reach(level)
+        assert within.mean() == pytest.approx(level, abs=0.012)
+
+
 @pytest.mark.parametrize("unit", [1e-3, 1e3])
 def test_bounds_in_other_units_are_the_same_bounds(unit: float) -> None:
     site, time = np.indices((12, 10)).reshape(2, -1)

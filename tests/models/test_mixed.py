@@ -14,7 +14,7 @@ from scipy import optimize, special, stats
 import emfed
 from emfed.models.categories import clip_simplex
 from emfed.models.families import log_gamma
-from emfed.models.positive_families import _shape
+from emfed.models.positive_families import Gamma, _shape
 from tests.helpers import bind, first, plain_fit
 from tests.tables import FAMILIES, mixed_tables
 
@@ -301,6 +301,14 @@ def test_log_gamma(x: float) -> None:
 def test_gamma_shape_solves_its_equation(a: float) -> None:
     gap = np.log(a) - special.digamma(a)
     assert float(_shape(np.array(gap))) == pytest.approx(a, rel=1e-5)
+
+
+@given(a=st.floats(1e-3, 1e3), mean=st.floats(1e-6, 1e6))
+def test_what_a_gamma_draws_it_allows(a: float, mean: float) -> None:
+    """A small shape draws numbers below what a double holds, and zero has no logarithm."""
+    family, u = Gamma(), np.array([0.0, 1e-9, 0.5, 1 - 1e-16])
+    drawn = family.draw(np.array([[a, mean]]), np.ones(4), u)
+    assert np.all(family.allowed(np, drawn))
 
 
 @settings(max_examples=40)

@@ -297,7 +297,7 @@ def test_a_masked_run_that_cannot_go_on_without_who_left_says_so(case: str, tmp_
     network = RemoteFederation(Leaving(sites, "site 1", 12), attempts=2, pause=0)
     words = {
         "three sites": "without masks, which every site",
-        "an owner's rule": "may change 0 times",
+        "an owner's rule": "owner allows that 0 times",
     }[case]
     with pytest.raises(emfed.ParticipationError, match=words):
         emfed.fit(emfed.gaussian_mixture(2), network, "em", masks=True, rounds=30, tol=0)

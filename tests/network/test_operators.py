@@ -54,13 +54,18 @@ from emfed.network.addresses import free_port
 from emfed.network.deployment import status as status_module
 from emfed.network.deployment.approval import answer_fit, pending_fits
 from emfed.network.deployment.config import read_config
-from emfed.network.deployment.console import Console, page_address
+from emfed.network.deployment.console import Console, health, page_address
 from emfed.network.deployment.doctor import look_at_server, look_at_site
 from emfed.network.deployment.hosting import WebSocketServerSupervisor, recognise
-from emfed.network.deployment.orders import change_orders, read_orders
+from emfed.network.deployment.orders import (
+    Orders,
+    StandingOrders,
+    change_orders,
+    read_orders,
+)
 from emfed.network.deployment.serving import serve_run
 from emfed.network.deployment.site import erase_site, open_site, prepare, write_site
-from emfed.network.deployment.status import Status, logging_to
+from emfed.network.deployment.status import Status, bearing_full_disks, logging_to
 from emfed.network.deployment.views import SiteView, run_view, status_line
 from emfed.network.flower.joining import stands_still
 from emfed.network.masking import pin_keys
@@ -227,6 +232,48 @@ def test_a_run_is_paused_extended_and_finished_by_the_operator(tmp_path: Path) -
     assert any(status["state"] == "paused" for status in run.said)
     assert summary["rounds"] == 30
     assert run.said[-1]["state"] == "finished"
+
+
+def test_who_is_expelled_before_the_first_round_is_not_waited_for(tmp_path: Path) -> None:
+    run = Ordered(tmp_path, {})
+    change_orders(run.folder, expelled={"s2": "away", "a typing error": ""})
+    run.run()
+    waited = [status["why"] for status in run.said if status["state"] == "waiting"]
+    assert waited[-1] == "2 of 2 sites are here"
+
+
+def test_orders_that_cannot_be_read_end_no_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A hand's slip in orders.json ended the run with code 2. What was said before holds."""
+    caplog.set_level("INFO", "emfed")
+    file = tmp_path / "run" / "orders.json"
+
+    def slip() -> None:
+        change_orders(tmp_path / "run", expelled={"s2": "wrong units"})
+
+    run = Ordered(tmp_path, {5: slip, 8: lambda: file.write_text("{'paused': true}") and None})
+    assert run.run()["rounds"] == 24
+    last = run.said[-1]
+    assert "wrong units" in last["sites"]["s2"]["refusal"]
+    assert "orders.json is damaged" in last["trouble"]
+    assert "what was said before holds" in " ".join(health(last)[1])
+    assert caplog.text.count("orders.json is damaged") == 1
+    assert "s2 is out: wrong units" in caplog.text
+
+
+def test_a_server_that_never_read_its_orders_waits(tmp_path: Path) -> None:
+    """Somebody may be expelled in there."""
+    (tmp_path / "orders.json").write_bytes(b"{")
+    orders = StandingOrders(tmp_path)
+    assert orders.read() == Orders(paused=True)
+    assert "Until then the run waits." in orders.trouble
+    (tmp_path / "orders.json").unlink()
+    assert orders.read() == Orders()
+    assert not orders.trouble
+    (tmp_path / "orders.json").mkdir()  # nothing that can be read, for whatever reason
+    assert orders.read() == Orders()
+    assert "what was said before holds" in orders.trouble
 
 
 def asked(address: str, path: str = "", **headers: str) -> tuple[int, str]:
@@ -740,9 +787,26 @@ def test_a_full_disk_is_told_in_words_and_once(
                 logging.getLogger("emfed").warning("oslo is gone")
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        logging.getLogger("emfed").warning("oslo is back")
+    *_, note, last = (tmp_path / "serve.log").read_text().splitlines()
+    assert note.endswith("3 lines before this one could not be written: File too large")
+    assert last.endswith("oslo is back")
     said = capsys.readouterr().err
     assert said.count("serve.log cannot be written: File too large. Make room") == 1
     assert "Traceback" not in said
+
+
+def test_the_log_tells_what_a_killed_server_said_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A server that was killed leaves no word of its own."""
+    caplog.set_level("INFO", "emfed")
+    run = Ordered(tmp_path, {})
+    Status(run.folder).say("running", round=17, rounds=24)
+    monkeypatch.setattr("emfed.network.deployment.hosting.serve_run", lambda *_: None)
+    config = replace(run.config, server=replace(run.config.server, port=free_port(), page=0))
+    WebSocketServerSupervisor(config, insecure=True).run(lambda status: None)
+    assert re.search(r"the server before it said last, .*: round 17 of 24", caplog.text)
 
 
 def test_a_server_without_room_says_where_and_how_to_go_on(
@@ -763,6 +827,8 @@ def test_a_site_whose_disk_is_full_says_so_once(tmp_path: Path) -> None:
     heard: list[str] = []
 
     def full(message: bytes) -> bytes:
+        if message == b"room":
+            return message
         raise OSError(errno.ENOSPC, "No space left on device")
 
     stop = threading.Event()
@@ -773,9 +839,19 @@ def test_a_site_whose_disk_is_full_says_so_once(tmp_path: Path) -> None:
         transport.wait_for(1, 10)
         for _ in range(3):
             assert not [*transport.deliver({"oslo": b"?"}, 5.0)]
+        assert [*transport.deliver({"oslo": b"room"}, 5.0)]
         stop.set()
         thread.join()
     assert sum("No space left" in words for words in heard) == 1
+    assert heard[-1] == "questions are answered again"
+
+
+def test_words_that_a_full_disk_cannot_take_end_no_command() -> None:
+    """A site whose output went to the full disk ended with code 1; a closed pipe still ends it."""
+    with bearing_full_disks():
+        raise OSError(errno.ENOSPC, "No space left on device")
+    with pytest.raises(BrokenPipeError), bearing_full_disks():
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
 
 
 def test_logs_are_lines_of_json_on_request(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import emfed
-from emfed.core.errors import SettingsError, WireError
+from emfed.core.errors import ParticipationError, SettingsError, WireError
 from emfed.core.protocols import View
 from emfed.data import as_workers
 from emfed.fitting.session import Session
@@ -92,6 +92,19 @@ def network(where: Path, rules: SiteRules) -> RemoteFederation:
         for key, table in zip(KEYS, TABLES, strict=True)
     }
     return RemoteFederation(LocalTransport(sites), attempts=1)
+
+
+def test_too_many_clusters_are_refused_before_any_work(tmp_path: Path) -> None:
+    """A server that named 20,000 of them took a site minutes."""
+    session, view = Session(MODEL, network(tmp_path, OPEN)), View((0,), clusters=20_000)
+    with pytest.raises(SettingsError, match=r"20000 clusters for a start; a start asks for 32"):
+        session.view(view)
+    honest = session.bound.view(View((0,), clusters=2))
+    session.bound._views[view] = honest  # a server that has no scruples
+    with pytest.raises(ParticipationError, match="a start asks for 32"):
+        session.own_clusters(view)
+    last = json.loads((tmp_path / "a.log").read_text().splitlines()[-1])
+    assert last["kind"] == "refusal"
 
 
 def fit(federation: Any, data: Any = None, **options: Any) -> emfed.Result:

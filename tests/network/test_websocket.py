@@ -422,6 +422,25 @@ def test_a_site_speaks_when_it_is_asked(
     assert "spoke without being asked" in caplog.text
 
 
+def test_an_answer_that_crosses_the_servers_farewell_is_no_misuse(
+    server: WebSocketTransport, site: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As when its key was rotated while it worked: three times in 112 events it was blamed."""
+
+    def late(question: bytes) -> bytes:
+        server._background.run(drop())
+        return question
+
+    async def drop() -> None:
+        server._drop(server._links["oslo"])
+
+    site(step=late)
+    server.wait_for(1, 5)
+    assert ask(server) == {}
+    wait_until(lambda: server.workers() == ["oslo"], 10)  # it calls again
+    assert "without being asked" not in caplog.text
+
+
 def test_two_holders_of_one_key(
     server: WebSocketTransport, site: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

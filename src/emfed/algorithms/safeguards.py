@@ -1,8 +1,9 @@
 """What keeps `AutoEM` from doing harm, and from stopping too early; all of it at the server.
 
-*Never worse.* The messages tell how noisy H is. Where that is more than the parameters stand, S
-waits a round, in which workers send what was missing. And with H at both ends of a step the server
-knows what the step did. U being `Model.surrogate` and s-bar = S + H, for any theta and theta'
+*Never worse.* The messages tell how noisy H is. Where that is more than the parameters stand, here
+or where H leads, S waits a round, in which workers send what was missing. And with H at both ends
+of a step the server knows what the step did. U being `Model.surrogate` and s-bar = S + H, for any
+theta and theta'
 
     U(s-bar, theta) - U(s-bar, theta')  <=  L(theta') - L(theta)
                                         <=  U(s-bar', theta) - U(s-bar', theta'),
@@ -37,6 +38,7 @@ from emfed.core.protocols import (
     Request,
     ServerState,
 )
+from emfed.core.streams import Purpose, uniforms
 
 Extras = dict[str, FloatArray]
 
@@ -48,6 +50,10 @@ FRAGILE = 0.05
 """Noise in a coordinate, relative to `Metric.lightest`: a mean may move by a fifth of a spread."""
 STILL, MOST_WAITS = 0.05, 4
 """The noise with which workers answer while S waits, and for how many rounds it does at most."""
+FAR, PROBES = 0.02, 4
+"""|H|^2 in the metric from which on `weight_ahead` is looked at, and the vectors of signs that tell
+it. Neither is tuned: shorter steps hardly change a metric, and only the order of magnitude
+matters."""
 WORSE = 1e-3
 """Nats a sample that a step may seem to lose before it is undone."""
 LEAP, LEAPS = 2.0, 100.0
@@ -135,6 +141,25 @@ def stands(model: Model, metric: Metric) -> float:
     """How much noise in each coordinate the parameters stand."""
     widest = max(cut.stop - cut.start for cut in model.regions)
     return min(STAND / widest, FRAGILE * metric.lightest)
+
+
+def weight_ahead(seen: Seen) -> float:
+    """What noise of variance 1 in each coordinate weighs in the metric of where H leads.
+
+    It is the sum over a region, and the largest one counts. Components that get narrow in one step,
+    as on columns with one value in most rows, stand a thousandth of the noise, or less, that was
+    small beside what they were. Infinite where H leads out of the domain.
+    """
+    model, here = seen.model, seen.state.statistics
+    signs = np.sign(uniforms(0, 0, Purpose.PROBE, np.arange(PROBES), len(here)) - 0.5)
+    with np.errstate(all="ignore"):  # noise may lead anywhere
+        ahead = model.protect(here, here + seen.mean_field)
+        if not model.inside(ahead):
+            return np.inf
+        metric = model.metric(model.maximize(ahead))
+        white = (metric.whiten(seen.metric.unwhiten(signs)) ** 2).mean(axis=0)
+        weight = max(float(white[cut].sum()) for cut in model.regions)
+    return weight if np.isfinite(weight) else np.inf
 
 
 def pure(seen: Seen, worth: float) -> float:

@@ -13,7 +13,7 @@ from emfed.artifacts.disclosure import disclosure, least_rows
 from emfed.artifacts.figures import Figure, Panel, Series, drawn
 from emfed.artifacts.model_card import in_words, size
 from emfed.artifacts.page import Highlight, Page, Section, Table, render_page
-from emfed.artifacts.result import Result
+from emfed.artifacts.result import Result, ending
 from emfed.core.errors import SettingsError
 from emfed.core.protocols import BoolArray, FloatArray, IntArray
 from emfed.core.storage import write_atomic
@@ -185,12 +185,7 @@ def _source(result: Result) -> str:
 def _ending(result: Result) -> str:
     if result.converged:
         return "The fit converged."
-    words = {
-        "interrupted": "was interrupted",
-        "callback": "was ended by a callback",
-        "silence": "ended because nobody answered",
-    }.get(result.stopped, f"ended at its limit on {result.stopped}")
-    return f"The fit did not converge: it {words}."
+    return f"The fit did not converge: {ending(result.stopped)}."
 
 
 GLOSSARY = {

@@ -36,6 +36,19 @@ from emfed.models.component_summaries import width_of
 from emfed.models.mixture import MixtureModel
 
 CRITERIA = ("aic", "bic", "icl")
+ENDINGS = {
+    "nats": "little was left to gain",
+    "tolerance": "the mean field was small enough",
+    "budget": "its privacy budget was spent",
+    "interrupted": "it was interrupted",
+    "callback": "a callback ended it",
+    "silence": "nobody answered",
+}
+
+
+def ending(stopped: str) -> str:
+    """Why a run ended, in words; `Result.stopped` is short, for programs."""
+    return ENDINGS.get(stopped, f"it met its limit on {stopped}")
 
 
 def criterion(name: str, likelihood: float, entropy: float, rows: float, free: int) -> float:
@@ -117,7 +130,7 @@ class Result:
     @property
     def outcome(self) -> str:
         """How the fit ended, in a line: rounds, bytes, and beside them the size of the rows."""
-        ended = "converged" if self.converged else f"stopped by {self.stopped}"
+        ended = "converged" if self.converged else f"not converged ({ending(self.stopped)})"
         raw = self.raw_bytes
         beside = "" if raw is None else f" (the rows themselves are {size(raw)})"
         up, down = size(self.bytes_up), size(self.bytes_down)

@@ -14,7 +14,7 @@ import numpy as np
 
 from emfed.artifacts.fits import served
 from emfed.artifacts.model_card import size
-from emfed.artifacts.result import Result
+from emfed.artifacts.result import Result, ending
 from emfed.cli.commands import NAMES
 from emfed.cli.help import Options, spoken
 from emfed.cli.intake import Intake, read_workers
@@ -288,7 +288,7 @@ def _print(summary: dict[str, Any]) -> None:
     for name, value in (
         ("workers, columns", f"{summary['workers']}, {summary['columns']}"),
         ("components", str(summary["components"])),
-        ("rounds", f"{summary['rounds']} (stopped by {summary['stopped']})"),
+        ("rounds", f"{summary['rounds']} ({ending(summary['stopped'])})"),
         *ended,
         ("seed", str(summary["seed"])),
     ):

@@ -56,6 +56,7 @@ class Purpose(IntEnum):
     SKETCH = 44
     CLUSTERS = 45
     PRIVACY = 46
+    PROBE = 47
     NETWORK_FAULTS = 60
 
 

@@ -151,10 +151,15 @@ def _read_sheet(content: bytes, where: str) -> Any:
     for engine in ("calamine", "openpyxl"):
         try:
             # The header by itself: polars would give a second 'a' another name.
-            head: Any = pl.read_excel(
-                io.BytesIO(content), engine=engine, has_header=False, infer_schema_length=0
+            sheets: Any = pl.read_excel(
+                io.BytesIO(content),
+                engine=engine,
+                sheet_id=0,
+                has_header=False,
+                infer_schema_length=0,
+                raise_if_empty=False,
             )
-            names = _names([str(name or "") for name in head.row(0)], where)
+            names = _names(_one_header(sheets, where), where)
             frame: Any = pl.read_excel(
                 io.BytesIO(content), engine=engine, infer_schema_length=None, drop_empty_rows=False
             )
@@ -170,6 +175,21 @@ def _read_sheet(content: bytes, where: str) -> Any:
     raise ExtraError(
         f"{where}: reading .xlsx takes an engine: pip install fastexcel, or save it as CSV."
     )
+
+
+def _one_header(sheets: dict[str, Any], where: str) -> list[str]:
+    """The header of the first sheet, if no other has the same: its rows would be passed over."""
+    heads = {title: sheet.row(0) for title, sheet in sheets.items() if sheet.height}
+    first = next(iter(sheets))
+    if first not in heads:
+        raise DataError(f"{where}: its first sheet, {first!r}, is empty.")
+    alike = [repr(title) for title, head in heads.items() if head == heads[first]]
+    if len(alike) > 1:
+        raise DataError(
+            f"{where}: the sheets {', '.join(alike)} have the same columns, and only the first "
+            "would be read: put all rows on one sheet, or save each as a file of its own."
+        )
+    return [str(name or "") for name in heads[first]]
 
 
 def _unpacked(content: bytes, where: str) -> bytes:

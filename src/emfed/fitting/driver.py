@@ -249,8 +249,7 @@ def _settled_course(
 def private_fit(settings: FitSettings, federation: Federation, watch: Watch = NOBODY) -> Fitted:
     """A fit with an epsilon: its budget decides how many rounds there are."""
     run, columns = private_run(settings, federation, watch.checkpoint, watch.resume)
-    hooks = [hook for hook in watch.callbacks if not hasattr(hook, "attach")]
-    stopped = run.until(Stop(run.rounds), hooks) if run.rounds else "rounds"
+    stopped = run.until(Stop(run.rounds), watch.callbacks) if run.rounds else "rounds"
     result = private_result(run, columns, "budget" if stopped == "rounds" else stopped)
     remarks = remarks_of(run)
     told = with_setting(result, "remarks", remarks) if remarks else result
@@ -300,8 +299,8 @@ def _onlookers(
     """All who look at the rounds, each where the checkpoint left it, if they go on from one."""
     if goes_on:
         run.restore(watch.checkpoint or "")
-    for hook in (*own, *watch.callbacks):
-        getattr(hook, "attach", lambda run: None)(run)
+    for hook in own:
+        hook.attach(run)
     hooks = [*own, *([] if curve is None else [curve.watching(run)]), *watch.callbacks]
     if goes_on:
         run.recall(watch.checkpoint or "", remembered(hooks))

@@ -494,13 +494,13 @@ class Run(Rounds):
 
     def step(self) -> RoundRecord:
         """One round."""
-        squared_h, objective = self._diagnose(self.state)
+        looked = self._diagnose(self.state)
         began = time.perf_counter()
         state, request = self.state, self.plan()
         if self.session.masks:
             replies, heard = self.gather_sum(request)
             if replies.overflow and not len(replies.lost_memory):
-                return self._widen(request, replies, time.perf_counter() - began)
+                return self._widen(request, replies, looked, time.perf_counter() - began)
             self._widened = 0
         else:
             replies = self.gather(request)
@@ -537,8 +537,8 @@ class Run(Rounds):
                 + (0 if state.round else self.session.evaluations),
                 epochs=0.0,
                 seconds=seconds,
-                squared_h=squared_h,
-                objective=objective if info.objective is None else info.objective,
+                squared_h=looked[0],
+                objective=looked[1] if info.objective is None else info.objective,
                 gain=info.gain,
             )
         )
@@ -551,8 +551,17 @@ class Run(Rounds):
         self.state, self._params = new, None
         return record
 
-    def _widen(self, request: Request, replies: Replies, seconds: float) -> RoundRecord:
-        """A round whose sum had no room: nothing moves, and the next lattice is wide enough."""
+    def _widen(
+        self,
+        request: Request,
+        replies: Replies,
+        looked: tuple[float | None, float | None],
+        seconds: float,
+    ) -> RoundRecord:
+        """A round whose sum had no room: nothing moves, and the next lattice is wide enough.
+
+        What ``looked`` at S found is true of this round as of any other.
+        """
         self._widened += 1
         if self._widened > WIDENED or request.kind == "start":
             raise NumericalError(
@@ -560,8 +569,15 @@ class Run(Rounds):
                 "of the columns."
             )
         state = self.state
-        told = replace(opening_record(len(request.workers), self.samples), seconds=seconds)
-        told = replace(told, round=state.round, generation=state.generation, answered=0)
+        told = replace(
+            opening_record(len(request.workers), self.samples),
+            round=state.round,
+            generation=state.generation,
+            answered=0,
+            seconds=seconds,
+            squared_h=looked[0],
+            objective=looked[1],
+        )
         extras = energy_of(request, replies, state, state.memory)
         self.state = replace(state, round=state.round + 1, extras={**state.extras, **extras})
         self._step_sizes.append(0)

@@ -25,16 +25,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import final
 
 import numpy as np
 from scipy.linalg import cholesky_banded
-from scipy.special import gammaincinv, ndtri
+from scipy.special import gammaincinv, ndtri, stdtrit
 
 from emfed.core.errors import DataError, check_count
 from emfed.core.protocols import BoolArray, FloatArray, IntArray
 from emfed.core.streams import Purpose, normals, uniforms
-from emfed.imputation.families import CellFamily, CellMoments, Counts, fallen
+from emfed.imputation.families import CellFamily, CellMoments, Counts, GaussianCells, fallen
 from emfed.imputation.lowrank import Cells, TableParameters
 from emfed.imputation.rows import newton, objective
 from emfed.imputation.sweeps import Solver
@@ -71,6 +72,12 @@ _HELD = 1e6
 """A penalty from here on holds its unknown at zero, and is not drawn."""
 _SCALES = (_STEP, _STEP / 4, _STEP / 16)
 """Steps of the walk of a spread of counts: 10,000 counts tell it to 2%, 200 to 20%."""
+_GRID = np.linspace(-10.0, 30.0, 1601)
+"""Values of theta between which the mean of a count of log1p is a straight line: to 1e-4 of it."""
+_LOOKED_AT = 997
+"""Cells from which the tails of all are read: the median over so many is known to 0.02."""
+_NORMAL = 0.1
+"""Excess kurtosis below which draws are taken as normal: it would move bounds by less than 1%."""
 _ZERO = np.zeros(1, dtype=np.int64)
 _CHUNK = 1 << 20
 """Cells computed at once."""
@@ -147,6 +154,10 @@ class Posterior:
         chain = _Chain(solver, cells, params, seed)
         (rows, columns), width = params.shape, chain.state.params.sites.shape[1]
         self._like, self._typical = params, chain.typical
+        self._identity = self.family.describe() == GaussianCells().describe()
+        mean = self.family.backward(cells.sums / cells.weights)
+        self.largest = np.inf if self._identity else float(max(mean.max(), 1.0))
+        """The largest record of a cell, which no cell is expected to exceed; at least 1."""
         self.offsets, self.spreads, self.falls = np.empty((3, draws))
         self.coefficients = np.empty((draws, len(params.coefficients)))
         # Halves of the memory, and seven digits of a draw are more than it has.
@@ -185,6 +196,31 @@ class Posterior:
         else:
             spread, fall = float(self.spreads[index]), float(self.falls[index])
         return spread if fall == 0 else spread * fallen(fall, theta - self._typical)
+
+    def reach(self, level: float) -> float:
+        """Standard deviations of theta to either side that hold it with this probability.
+
+        Draws of cells are mixtures over the strengths of factors, with longer tails than a normal:
+        of rates, whose records tell little, the middle half lies within 0.64 deviations instead of
+        0.67. So they are Student's, with the kurtosis of draws: one for all cells, the median of
+        many, as 200 draws tell that of a single cell to 0.35.
+        """
+        kurtosis = min(self._kurtosis, 6.0)
+        if kurtosis < _NORMAL:
+            return float(ndtri((1 + level) / 2))
+        freedom = 4 + 6 / kurtosis
+        return float(stdtrit(freedom, (1 + level) / 2)) * (1 - 2 / freedom) ** 0.5
+
+    @cached_property
+    def _kurtosis(self) -> float:
+        """The median excess kurtosis of theta, of cells spread over the table."""
+        rows, columns = self._like.shape
+        places = np.unique(np.linspace(0, rows * columns - 1, _LOOKED_AT).astype(np.int64))
+        some = places // columns, places % columns
+        theta = np.stack([self.params(index).theta(*some) for index in range(self.count)])
+        theta -= theta.mean(axis=0)
+        squares = np.maximum((theta**2).mean(axis=0), 1e-300)
+        return float(np.median((theta**4).mean(axis=0) / squares**2)) - 3
 
     def params(self, index: int) -> TableParameters:
         """One draw."""
@@ -225,12 +261,11 @@ class Posterior:
         nothing was ever seen theta has a long tail below, and exp(mean + variance / 2) was 9% above
         the held-out total of the wood thrush where this was 2%.
         """
-        family = self.family
         means, squares = list[FloatArray](), list[FloatArray]()
         for index in range(self.count):
             both = [theta_of(self.params(index))]
-            if not family.quadratic:
-                both.append(family.value(both[0], float(self.spreads[index])))
+            if not self._identity:
+                both.append(self.value(both[0], index))
             for k, new in enumerate(both):
                 if index == 0:
                     means.append(new.astype(np.float64))
@@ -240,23 +275,36 @@ class Posterior:
                 means[k] += ahead / (index + 1)
                 squares[k] += ahead * (new - means[k])
         spread = [square / max(1, self.count - 1) for square in squares]
-        if family.quadratic:  # normal about theta, whose mean has a closed form
-            value = family.value(means[0], spread[0] + self.spread)
-            scale = (value + 1) ** 2 * np.expm1(np.minimum(spread[0], 30.0))
-            identity = family.widen(np.full(1, 2.0))[0] == 2.0
-            return CellMoments(means[0], spread[0], value, spread[0] if identity else scale)
-        return CellMoments(means[0], spread[0], means[1], spread[1])
+        return CellMoments(means[0], spread[0], means[-1], spread[-1])
+
+    def capped(self, theta: FloatArray) -> FloatArray:
+        """The same theta, at most that of the largest record."""
+        if self._identity or self.family.name == "bernoulli":
+            return theta
+        return np.minimum(theta, np.log1p(self.largest))
+
+    def value(self, theta: FloatArray, index: int) -> FloatArray:
+        """The expected record of cells with this theta by one draw, at most the largest of all.
+
+        Where a site was hardly seen at such times a draw may lie anywhere, and its exponential is
+        no count: one cell of the oystercatcher was expected to hold 4 million birds of log1p.
+        """
+        spread = float(self.spreads[index])
+        if self.family.quadratic and not self._identity and theta.size > len(_GRID):
+            expected = np.interp(theta, _GRID, self.family.value(_GRID, spread))
+        else:
+            expected = self.family.value(theta, spread)
+        return expected if self._identity else np.minimum(expected, self.largest)
 
     def totals(self, sites: IntArray) -> FloatArray:
         """Expected records added over these sites, by draw and time."""
         out = np.zeros((self.count, len(self._like.times)))
         size = max(1, _CHUNK // out.shape[1])
         for index in range(self.count):
-            params, spread = self.params(index), float(self.spreads[index])
+            params = self.params(index)
             for start in range(0, len(sites), size):
                 some = sites[start : start + size]
-                values = self.family.value(params.dense(some), spread)
-                out[index] += values.sum(axis=0)
+                out[index] += self.value(params.dense(some), index).sum(axis=0)
         return out
 
     def site_totals(self, times: IntArray) -> FloatArray:
@@ -265,11 +313,10 @@ class Posterior:
         out = np.empty((self.count, rows))
         size = max(1, _CHUNK // columns)
         for index in range(self.count):
-            params, spread = self.params(index), float(self.spreads[index])
+            params = self.params(index)
             for start in range(0, rows, size):
                 some = np.arange(start, min(rows, start + size))
-                values = self.family.value(params.dense(some)[:, times], spread)
-                out[index, some] = values.sum(axis=1)
+                out[index, some] = self.value(params.dense(some)[:, times], index).sum(axis=1)
         return out
 
     def bounds(self, sums: FloatArray, level: float) -> tuple[FloatArray, FloatArray]:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Literal, final
 
 import numpy as np
-from scipy.special import ndtri
 
 from emfed.artifacts.result import Result
 from emfed.core.errors import DataError, SettingsError, check_count, check_range
@@ -312,9 +311,10 @@ class Imputation:
         if of == "record" or (of is None and family.name != "bernoulli"):
             spread = self.posterior.spread_at(at.theta)
             return family.quantiles(at, spread, ((1 - level) / 2, (1 + level) / 2))
-        half = float(ndtri((1 + level) / 2)) * np.sqrt(at.variance)
-        middle = self.posterior.spread
-        return family.value(at.theta - half, middle), family.value(at.theta + half, middle)
+        half = self.posterior.reach(level) * np.sqrt(at.variance)
+        middle, most = self.posterior.spread, self.posterior.largest
+        low, high = (family.value(at.theta + side, middle) for side in (-half, half))
+        return np.minimum(low, most), np.minimum(high, most)
 
     def draws(self, sites: Any, times: Any, count: int = 20) -> FloatArray:
         """Draw sets of records that these cells might have held: multiple imputation.
@@ -344,7 +344,7 @@ class Imputation:
         places = np.linspace(0, posterior.count - 1, count).round().astype(np.int64)
         for index, place in enumerate(places):
             u = uniforms(self.seed, index, Purpose.FIELD_RECORDS, _ZERO, len(rows))[0]
-            theta = posterior.params(place).theta(rows, columns)
+            theta = posterior.capped(posterior.params(place).theta(rows, columns))
             out[index] = self.solver.family.draw(theta, posterior.spread_at(theta, place), u)
         return out
 

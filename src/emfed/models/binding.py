@@ -37,7 +37,7 @@ from emfed.core.wire import (
     whole_loss,
     worker_loss,
 )
-from emfed.models.clusters import Buckets, Clusters
+from emfed.models.clusters import BUCKETS_PER_COMPONENT, Buckets, Clusters
 from emfed.models.columns import Columns
 from emfed.models.side_by_side import SideBySide
 
@@ -239,7 +239,11 @@ class Bound:
 
 def _buckets(model: Any, view: View) -> Model:
     assert view.clusters is not None
-    found = model.clusters(view.clusters)
+    found = model.clusters(1)
     if not isinstance(found, Clusters):
         raise SettingsError(f"{type(model).__name__} has no clusters: use start='moments'.")
+    most = BUCKETS_PER_COMPONENT * model.n_components
+    if view.clusters > most:  # before any work: a server can name any number
+        raise SettingsError(f"{view.clusters} clusters for a start; a start asks for {most}.")
+    found = model.clusters(view.clusters)
     return Buckets(found.silent_below(view.smallest), view.seed)

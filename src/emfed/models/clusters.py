@@ -490,6 +490,9 @@ class BucketParameters(Parameters):
     centres: FloatArray
 
 
+BUCKETS_PER_COMPONENT = 16
+"""Buckets for a component of a start, at most. Not tuned: more describe clusters better and cost as
+many statistics more in each round of the start."""
 BRANCHES = 4
 """Buckets that one is split into, on average."""
 ENOUGH = 0.7

@@ -195,7 +195,9 @@ class Gamma(_Positive):
     def draw(self, theta: FloatArray, exposure: FloatArray, u: FloatArray) -> FloatArray:
         from scipy.special import gammaincinv
 
-        return theta[..., 1] / theta[..., 0] * gammaincinv(theta[..., 0], u)
+        # Where the shape is small, what is drawn may be less than a double holds, and 0 is none.
+        share = np.maximum(gammaincinv(theta[..., 0], u) / theta[..., 0], 1e-150)
+        return np.asarray(theta[..., 1] * share)
 
     def cdf(self, theta: FloatArray, exposure: FloatArray, y: FloatArray) -> FloatArray:
         from scipy.special import gammainc

@@ -81,7 +81,7 @@ from emfed.network.masking import (
     sum_words,
     unpack_words,
 )
-from emfed.network.membership import Members, RollCall, new_run
+from emfed.network.membership import Members, RollCall, new_run, reasons
 from emfed.network.own_clusters import decode_clusters
 from emfed.network.plausible import (
     impossible_answer,
@@ -738,8 +738,7 @@ class RemoteFederation(Federation):
                 raise MasksDiffer("masks did not cancel: sites were asked different things.")
             return sorted(answers), sums
         if not asked.lost and len(told) < max(least, SMALLEST_SET):
-            said = self._line.objections | self.refusals
-            why = "".join(f"\n  {k}: {text}" for k, text in sorted(said.items()))
+            why = reasons(self._line.objections | self.refusals)
             mend = "What these sites say is for their owners to mend; the server asks again."
             if not self._line.objections:
                 mend = (

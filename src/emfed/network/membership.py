@@ -261,8 +261,8 @@ class RollCall:
         joins = {key: joins[key] for key in summaries}
         late = {*line.objections} - {*joins, *line.refusals} if line.transport.waits() else set()
         if late or len(joins) < minimum:
-            told_why = sorted((line.objections | line.refusals).items())
-            why = "".join(f"\n  {key}: {text}" for key, text in told_why if key not in joins)
+            said = line.objections | line.refusals
+            why = reasons({key: text for key, text in said.items() if key not in joins})
             needed = f"waits for {', '.join(sorted(late))}" if late else f"needs {minimum}"
             raise ParticipationError(f"{len(joins)} workers joined; the run {needed}.{why}")
         # Numbers follow the transport's order: a run does not depend on who answered first.
@@ -396,3 +396,11 @@ class RollCall:
                     members.roster[number] = told
                 lost.append(number)
         return np.array(lost, dtype=np.int64)
+
+
+def reasons(said: Mapping[str, str]) -> str:
+    """What sites say, a line for each reason, with the names of all who give it."""
+    named: dict[str, list[str]] = {}
+    for key, text in sorted(said.items()):
+        named.setdefault(text, []).append(key)
+    return "".join(f"\n  {', '.join(keys)}: {text}" for text, keys in named.items())

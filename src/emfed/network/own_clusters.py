@@ -92,7 +92,9 @@ def _own(model: Buckets, data: Workers, place: int, number: int, smallest: int) 
         rows_each = np.bincount(labels, minlength=len(centres))
         if len(centres) == 1 or rows_each.min() >= least:
             break
-        centres = np.delete(centres, int(rows_each.argmin()), axis=0)
+        few = np.argsort(rows_each, kind="stable")[: np.count_nonzero(rows_each < least)]
+        # A half at a time: one at a time, 500 clusters of 5,000 rows took 13 s.
+        centres = np.delete(centres, few[: -(-len(few) // 2)], axis=0)
     order = np.argsort(-rows_each, kind="stable")
     slots = order[np.arange(most) % len(order)]
     shares = np.bincount(labels, mass, len(centres)) / np.bincount(slots, minlength=len(centres))

@@ -366,8 +366,10 @@ class Site:
             # The error may name a value; rows of a stream may be better the next time.
             text = "its data cannot be used by this model; its log says why"
             refusal = Refusal(Reason.REFUSED if header.kind is Kind.HELLO else Reason.FAILED, text)
-        except Exception:
-            logger.exception("a message could not be answered")
+        except Exception as error:
+            # A full disk is nobody's mistake: words are enough, every round anew.
+            told = error if isinstance(error, OSError) else None
+            logger.error("a message could not be answered: %s", told or "", exc_info=told is None)
             text = "it could not be worked out here; its log says more"
             refusal = Refusal(Reason.FAILED, text)
         if refusal is not None:

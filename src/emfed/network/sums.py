@@ -465,13 +465,14 @@ class SiteSums:
 
     def _enter(self, store: SiteStore, names: list[str]) -> None:
         """Count a change of who adds up, before anything is told; refuse one too many."""
-        company = _Company.read(store).with_(names)
-        if not company.within(self._rules.largest_changes):
+        before = _Company.read(store)
+        company = before.with_(names)
+        if not company.within(limit := self._rules.largest_changes):
             raise Refusal(
                 Reason.NOT_NOW,
-                f"the sites that this one adds up with may change {self._rules.largest_changes} "
-                "times (largest_changes in its rules): what changes between two sums is told of "
-                "who came or went.",
+                f"who adds up changes again ({before.difference(names)}), which tells of who comes "
+                f"or goes, and the owner allows that {limit} times over all runs: run without "
+                "change, or the owner allows more (largest_changes in its rules).",
             )
         company.write(store)
 
@@ -509,6 +510,12 @@ class _Company:
         if names == self._names:
             return self
         return _Company(names, self._changes + bool(self._names), False)
+
+    def difference(self, names: list[str]) -> str:
+        """Who comes and who goes, in words."""
+        came, went = sorted({*names} - {*self._names}), sorted({*self._names} - {*names})
+        told = [f"{', '.join(who)} {how}" for who, how in ((came, "comes"), (went, "goes")) if who]
+        return "; ".join(told)
 
     def within(self, limit: int | None) -> bool:
         """Whether so many changes are allowed."""

@@ -55,7 +55,7 @@ def test_a_small_reproduction_leaves_trends_figures_and_a_report(tmp_path: Path)
     } <= names
     trends = pl.read_csv(out / "ebird-trends.csv")
     assert trends.height == 2 * 2 * 48  # two runs, two seeds
-    columns = ["run", "seed", "time", "estimate", "missing", "lower", "upper", "truth"]
+    columns = ["run", "seed", "time", "estimate", "missing", "lower", "upper", "truth", "empty"]
     assert trends.columns == columns
     mallard = trends.filter(pl.col("run") == "Mallard, simulated")
     assert (mallard["lower"] < mallard["upper"]).all()

@@ -129,7 +129,8 @@ class FederatedKMeans(
         self._n_features_out = len(self.cluster_centers_)
         if np.isfinite(self.lower_bound_):  # one batch tells nothing of all rows
             scale = result.model.frame.scale[0] ** 2 if not self.standardised else 1.0
-            self.inertia_ = -self.lower_bound_ * result.samples * scale
+            # rounding may leave a hair below zero where every row is a centre
+            self.inertia_ = max(0.0, -self.lower_bound_ * result.samples * scale)
 
     _label, fit_predict = MixtureMethods._label, MixtureMethods.fit_predict
 

@@ -18,6 +18,7 @@ from emfed.fitting.selection import FLOORS
 from emfed.fitting.session import Session
 from emfed.fitting.starts.sketch import ROWS, Sketch, drawn
 from emfed.fitting.stopping import Stop
+from emfed.models.clusters import BUCKETS_PER_COMPONENT
 from emfed.models.devices import beside
 from emfed.models.mixture import to_numpy
 from emfed.network.inprocess import InProcessFederation
@@ -37,9 +38,8 @@ BUCKET_BROADCAST = (0.02, 0.1)
 """omega of their steps, likewise. Where buckets stand need not be exact, only common."""
 SETTLING = 2
 """Rounds of Lloyd's algorithm on all buckets."""
-BUCKETS_PER_COMPONENT, FEWEST_PER_COMPONENT = 16, 4
-"""Buckets for a component, at most and at least. Not tuned: more describe clusters better and cost
-as many statistics more in each round of the start."""
+FEWEST_PER_COMPONENT = 4
+"""Buckets for a component, at least."""
 NUMBERS = 840
 """Statistics of buckets that are worth their bytes, unless components have too few buckets then."""
 FEWEST = 32

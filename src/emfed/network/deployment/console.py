@@ -267,7 +267,7 @@ def health(state: Mapping[str, Any]) -> tuple[bool, list[str]]:
     bad += [f"it did not end well: {doubt}" for doubt in state.get("doubts") or ()]
     if (days := state.get("certificate_days", WARNING_DAYS)) < WARNING_DAYS:
         words.append(f"the certificate lasts {days} days: renew it with `emfed keys server`")
-    words += [state["late"]] if state.get("late") else []
+    words += [state[name] for name in ("late", "trouble") if state.get(name)]
     for name, site in (state.get("sites") or {}).items():
         if site["refusal"]:
             words.append(f"{name}: {site['refusal']}")

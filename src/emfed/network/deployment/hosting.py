@@ -2,34 +2,36 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import logging
 import secrets
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
 from emfed.core.errors import EmfedError, SettingsError
 from emfed.core.storage import read_json_file, remove_torn, write_atomic
+from emfed.core.version import __version__
 from emfed.network.addresses import alone, check_insecure_server
 from emfed.network.deployment.config import Config
 from emfed.network.deployment.console import Console
-from emfed.network.deployment.orders import read_orders
+from emfed.network.deployment.orders import StandingOrders
 from emfed.network.deployment.serving import AtOnce, serve_run
 from emfed.network.deployment.site import MODEL
 from emfed.network.deployment.status import (
     HOST_LOCK,
     LOCK,
+    NO_ROOM,
     Status,
     StatusReport,
     logging_to,
     read_status,
 )
-from emfed.network.deployment.views import run_view
+from emfed.network.deployment.views import run_view, status_line
 from emfed.network.keys import check_certificate, days_left
 
 if TYPE_CHECKING:
@@ -41,6 +43,11 @@ HANDOVER_SECONDS = 5.0
 CLOSING_SECONDS = 5.0
 """Time for a run's thread to notice that its server is closed."""
 REPORT = "report.html"
+
+
+def _when(status: Mapping[str, Any]) -> str:
+    """When a status was said, in the words of a log."""
+    return datetime.fromtimestamp(float(status.get("time") or 0)).strftime("%Y-%m-%d %H:%M:%S")
 
 
 class ServerSupervisor(ABC):
@@ -73,10 +80,11 @@ class ServerSupervisor(ABC):
             remove_torn(self.folder, ("configuration.json",))
             recognise(self.folder, self.config)
             status = read_status(self.folder)
+            self._say_hello(status)
             if status.get("state") == "finished":
                 if status.get("rounds", 0) < (self.config.settings.rounds or 0):
                     logger.warning("the run is finished; `rounds` has no effect any more")
-                if (read_orders(self.folder).rounds or 0) > status.get("round", 0):
+                if (StandingOrders(self.folder).read().rounds or 0) > status.get("round", 0):
                     Status(self.folder).say("waiting", why="the run goes on to a new limit")
                 else:
                     report(status)
@@ -87,8 +95,11 @@ class ServerSupervisor(ABC):
             try:
                 with Console(self.folder, self.config.server.page, self.view):
                     self.work(report)
+            except KeyboardInterrupt:
+                logger.warning("the server ends by a signal; the same command goes on")
+                raise
             except OSError as error:
-                if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                if error.errno not in NO_ROOM:
                     raise
                 raise EmfedError(
                     f"{self.folder} has no room ({error.strerror}): make some; the same command "
@@ -96,6 +107,13 @@ class ServerSupervisor(ABC):
                 ) from None
             if self.config.server.report and read_status(self.folder).get("state") == "finished":
                 draw_report(self.config)
+
+    def _say_hello(self, status: Mapping[str, Any]) -> None:
+        """Log that a server begins; one that was killed leaves no word of its own."""
+        words = f"emfed {__version__} begins to serve {self.config.path.name}"
+        if status.get("state") in ("running", "waiting", "paused"):
+            words += f"; the server before it said last, {_when(status)}: {status_line(status)}"
+        logger.info("%s", words)
 
     @final
     def view(self) -> dict[str, Any]:

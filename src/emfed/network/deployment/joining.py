@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import final
 
 from emfed.core.errors import EmfedError, SettingsError
+from emfed.core.version import __version__
 from emfed.data.files import PLAIN, TextForm
 from emfed.models.devices.placing import check_device
 from emfed.network import SiteRules
@@ -27,7 +28,7 @@ from emfed.network.deployment.site import (
     prepare,
     write_site,
 )
-from emfed.network.deployment.status import Status
+from emfed.network.deployment.status import Status, bearing_full_disks
 from emfed.network.deployment.views import SiteView
 from emfed.network.keys import read_private_key, read_seal
 from emfed.network.masking import SiteIdentity, roster_digest
@@ -143,12 +144,15 @@ class SiteSupervisor(ABC):
                 report("rules", words)
             report("masks", self._company())
             report("state", f"calling {self.address}{greeting if self.dry_run else ''}")
+            logger.info("emfed %s begins to join %s", __version__, self.address)
             status = Status(self.folder)
 
             def tell(kind: str, words: str) -> None:
+                with bearing_full_disks():
+                    report(kind, words)
                 if kind == "state":
-                    status.say("site", why=words)
-                report(kind, words)
+                    with bearing_full_disks():
+                        status.say("site", why=words)
 
             self.folder.joinpath("page.port").unlink(missing_ok=True)
             view, answer = SiteView(self.folder), partial(answer_fit, self.folder)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,9 +18,10 @@ from typing import Any, final
 from emfed.core.configuration import read_settings
 from emfed.core.errors import EmfedError, SettingsError
 from emfed.core.storage import read_json_file, write_atomic
-from emfed.network.addresses import alone
+from emfed.network.addresses import alone, printable
 from emfed.network.keys import site_keys
 
+logger = logging.getLogger(__name__)
 ORDERS = "orders.json"
 REMOVED = "its key was removed at the server"
 
@@ -76,29 +78,81 @@ def change_orders(
 
 
 @final
+class StandingOrders:
+    """The orders that a server heeds; they go on to hold while their file cannot be read.
+
+    A server that never could read them does nothing: somebody may be expelled in there.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self._held, self._known = folder, Orders(), False
+        self.trouble = ""
+        """Why the file tells nothing now, in words; empty if it does."""
+
+    def read(self) -> Orders:
+        """What holds now; what is new, or wrong with the file, is logged once."""
+        try:
+            orders = read_orders(self.folder)
+        except (SettingsError, OSError) as error:
+            words = str(error) if isinstance(error, SettingsError) else f"{error}: mend that."
+            holds = "what was said before holds" if self._known else "the run waits"
+            trouble = f"{words} Until then {holds}."
+            if trouble != self.trouble:
+                self.trouble = trouble
+                logger.error("%s", trouble)
+            return self._held if self._known else Orders(paused=True)
+        for words in _news(self._held, orders):
+            logger.warning("%s", printable(words))
+        self._held, self._known, self.trouble = orders, True, ""
+        return orders
+
+
+def _news(before: Orders, now: Orders) -> list[str]:
+    """What the operator has said since, in words."""
+    told = []
+    if before.finish != now.finish:
+        told.append("the operator ends the run" if now.finish else "the operator ends it no more")
+    if before.paused != now.paused:
+        told.append(f"the operator {'pauses the run' if now.paused else 'lets the run go on'}")
+    if before.rounds != now.rounds:
+        told.append(f"the operator's limit on rounds: {now.rounds or 'that of the configuration'}")
+    for name in sorted(before.expelled.keys() | now.expelled.keys()):
+        if (why := now.expelled.get(name)) is None:
+            told.append(f"{name} may take part again")
+        elif why != before.expelled.get(name):
+            told.append(f"{name} is out: {why}")
+    return told
+
+
+@final
 class Door:
     """Who is shut out of a run: by an order, or because its key is gone from the server's folder.
 
     Both can be taken back, and the site returns.
     """
 
-    def __init__(self, folder: Path | None, keys: Path | None) -> None:
-        self._folder, self._keys = folder, keys
+    def __init__(self, orders: StandingOrders | None, keys: Path | None) -> None:
+        self._orders, self._keys = orders, keys
         self._seen: tuple[object, ...] = ()
         self._out: dict[str, str] = {}
 
+    def may_join(self) -> set[str]:
+        """Everybody whose key is in the server's folder; nobody where there are no keys."""
+        return set() if self._keys is None else {*site_keys(self._keys)}
+
     def out(self, known: set[str]) -> dict[str, str]:
         """Who of these, and why; files are read again when they have changed."""
-        if self._folder is None:
+        orders = self._orders
+        if orders is None:
             return self._out
-        places = [self._folder / ORDERS, *([] if self._keys is None else [self._keys / "sites"])]
+        places = [orders.folder / ORDERS, *([] if self._keys is None else [self._keys / "sites"])]
         seen = (len(known), *map(_changed, places))
         if seen != self._seen:
-            self._out = dict(read_orders(self._folder).expelled)
+            self._out = dict(orders.read().expelled)
             if self._keys is not None:
                 good = site_keys(self._keys)
                 self._out |= {name: REMOVED for name in known if name not in good}
-            self._seen = seen
+            self._seen = () if orders.trouble else seen
         return self._out
 
 

@@ -25,7 +25,7 @@ from emfed.fitting.settings import ROUNDS
 from emfed.fitting.words import in_toml
 from emfed.network import Transport
 from emfed.network.deployment.config import Config
-from emfed.network.deployment.orders import Door, read_orders
+from emfed.network.deployment.orders import Door, StandingOrders
 from emfed.network.deployment.site import MODEL
 from emfed.network.deployment.status import Noted, Status
 from emfed.network.masking import SMALLEST_SET
@@ -41,6 +41,9 @@ second. What they say then is one more line of their journals."""
 DETAIL_SECONDS, COMPONENTS_SECONDS, HISTORY = 0.5, 2.0, 240
 """Between two tables of sites, between two looks at the components, which reads the checkpoint, and
 how many rounds people are shown."""
+
+ENDED = {"callback": "ended by the operator", "rounds": "its limit on rounds"}
+"""Why a run stopped, in words for sites, where the word of the program says little."""
 
 
 @final
@@ -84,7 +87,8 @@ def serve_run(
     """
     others = AtOnce([]) if at_once is None else at_once
     keys = config.place("keys") if secure else None
-    noted = Noted(transport, Door(config.place("folder"), keys))
+    orders = StandingOrders(config.place("folder"))
+    noted = Noted(transport, Door(orders, keys))
     noted.refusals.update(status["refusals"] or {})
     if status["state"] == "finished":
         with others.farewell(str(config.path)) as more:
@@ -92,7 +96,7 @@ def serve_run(
         return
     try:
         with status.while_waiting(noted):
-            served = _fit(noted, config, status)
+            served = _fit(noted, config, status, orders)
         noted.on_silence = None
         crossed = {"up": transport.received, "down": transport.sent}
         save_fit(config.place("output"), served, crossed)
@@ -136,9 +140,10 @@ def say_farewell(transport: Noted, config: Config, status: Status) -> None:
     """
     members, sites = _members(config, status["stages"] or 1), config.sites
     model = (config.place("output") / MODEL).read_bytes() if sites.deliver else b""
+    stopped = str(status["stopped"])
     about = {
         "rounds": status["round"],
-        "stopped": "converged" if status["converged"] else str(status["stopped"]),
+        "stopped": "converged" if status["converged"] else ENDED.get(stopped, stopped),
         "doubts": status["doubts"] or [],
         "more": config.more,
         "name": config.path.stem,
@@ -178,14 +183,14 @@ class _MoreRounds(Exception):
     """The limit on rounds has changed: the fit goes on from its checkpoint under the new one."""
 
 
-def _fit(transport: Noted, config: Config, status: Status) -> Served:
+def _fit(transport: Noted, config: Config, status: Status, orders: StandingOrders) -> Served:
     """`serve`, again and again while there are too few sites, for as long as the user said."""
     sites, folder = config.sites, config.place("folder")
-    shown = _Shown(transport, config, status)
+    shown = _Shown(transport, config, status, orders)
     transport.on_silence = shown.miss
     began = time.monotonic()
     transport.wait_until = began + sites.wait
-    _gather(transport, config, status, began)
+    _gather(transport, config, shown, began)
     settings = config.settings
     if settings.masks is None:  # who is late is waited for, and not done without
         many = sites.expected >= SMALLEST_SET
@@ -193,7 +198,7 @@ def _fit(transport: Noted, config: Config, status: Status) -> Served:
     shown.masked = bool(settings.masks)
     pause, hopeless = ASK_SECONDS, None
     while True:
-        shown.limit = read_orders(folder).rounds or config.settings.rounds or ROUNDS
+        shown.limit = orders.read().rounds or config.settings.rounds or ROUNDS
         status.say("running", rounds=shown.limit)
         try:
             return serve(
@@ -208,10 +213,10 @@ def _fit(transport: Noted, config: Config, status: Status) -> Served:
                 callbacks=[shown],
             )
         except _MoreRounds:
-            logger.info("the limit on rounds is now %s", read_orders(folder).rounds)
+            continue  # the orders' change is in the log
         except ParticipationError as error:
             now, least = time.monotonic(), max(sites.fewest, SMALLEST_SET * bool(settings.masks))
-            if read_orders(folder).finish:
+            if orders.read().finish:
                 if error.reached is not None:
                     return error.reached
                 if not _opened(folder):
@@ -231,7 +236,7 @@ def _fit(transport: Noted, config: Config, status: Status) -> Served:
             time.sleep(min(pause, sites.deadline, left + LOOK_SECONDS))
             pause = min(2.0 * pause, ASK_AT_MOST)
             if not _opened(folder):  # who was not ready may have gone
-                _gather(transport, config, status, began)
+                _gather(transport, config, shown, began)
 
 
 def _too_few(transport: Noted, config: Config, refused: Mapping[str, str], least: int) -> str:
@@ -256,8 +261,11 @@ def _given_up(error: ParticipationError, few: str) -> ParticipationError:
 class _Shown:
     """A callback of the fit: tells people where it stands, and heeds the operator's orders."""
 
-    def __init__(self, transport: Noted, config: Config, status: Status) -> None:
-        self._transport, self._config, self._status = transport, config, status
+    def __init__(
+        self, transport: Noted, config: Config, status: Status, orders: StandingOrders
+    ) -> None:
+        self._transport, self._config, self.status = transport, config, status
+        self.orders = orders
         self._folder, self.limit = config.place("folder"), 0
         self.began = time.monotonic()
         """When a round last came to its end."""
@@ -277,7 +285,7 @@ class _Shown:
         if self.began - self._detailed > DETAIL_SECONDS or record.round >= self.limit:
             self._detailed = self.began
             self._details = self._detail(record)
-        status = self._status
+        status = self.status
         status.say(
             "running",
             round=record.round,
@@ -295,25 +303,31 @@ class _Shown:
 
     def _heed(self) -> bool:
         """Wait while the operator wants that; whether the fit is to end."""
-        orders = read_orders(self._folder)
+        orders = self.orders.read()
         while orders.paused and not orders.finish:
-            self._status.say("paused", why="by the operator; `emfed control resume` goes on")
+            self.status.say("paused", why=self.pause, trouble=self.orders.trouble)
             time.sleep(LOOK_SECONDS)
-            self.began, orders = time.monotonic(), read_orders(self._folder)
+            self.began, orders = time.monotonic(), self.orders.read()
         if orders.rounds not in (None, self.limit):
             raise _MoreRounds
         return orders.finish
 
     def miss(self, silent: list[str]) -> None:
         """Say whom the run waits for: a masked round needs everybody, for minutes."""
-        why = f"no answer from {', '.join(silent)}"
+        minutes = int(time.monotonic() - self.began) // 60
+        why = f"no answer from {', '.join(silent)}" + f" for {minutes} min" * bool(minutes)
         if self.masked:
             why += "; without it there is no sum, so the run waits some minutes (`emfed control "
             why += "expel` goes on at once)"
         if self._told != why:
             self._told = why
             logger.warning("%s", why)
-        self._status.say("waiting", why=why, **self.sites())
+        self.status.say("waiting", why=why, **self.sites())
+
+    @property
+    def pause(self) -> str:
+        """Why the run stands still by an order."""
+        return self.orders.trouble or "by the operator; `emfed control resume` goes on"
 
     def sites(self) -> dict[str, Any]:
         """Who is in, with rows, last contact and refusals in words."""
@@ -338,7 +352,13 @@ class _Shown:
                 "seconds": seconds,
                 "refusal": refusals.get(name, ""),
             }
-        return {"sites": table, "refusals": refusals, "traffic": transport.traffic}
+        trouble = self.orders.trouble
+        return {
+            "sites": table,
+            "refusals": refusals,
+            "traffic": transport.traffic,
+            "trouble": trouble,
+        }
 
     def _detail(self, record: RoundRecord) -> dict[str, Any]:
         stop = self._config.settings.stop(self._config.settings.method(2), 2)
@@ -362,28 +382,28 @@ def _opened(folder: Path) -> bool:
     return any((folder / "fit").glob("stage-*/members"))
 
 
-def _gather(transport: Noted, config: Config, status: Status, began: float) -> None:
+def _gather(transport: Noted, config: Config, shown: _Shown, began: float) -> None:
     """Wait until those expected are there, or long enough and there are enough."""
     sites, folder = config.sites, config.place("folder")
-    shown = _Shown(transport, config, status)
     while True:
-        here = transport.workers()
-        paused = read_orders(folder).paused
-        why = f"{len(here)} of {sites.expected} sites are here"
-        state = "paused" if paused else "waiting"
-        status.say(
-            state, online=here, why=why + ", paused by the operator" * paused, **shown.sites()
-        )
+        here, orders = transport.workers(), shown.orders.read()
+        out = orders.expelled.keys() & transport.everybody()
+        expected = max(sites.fewest, sites.expected - len(out))
+        why = f"{len(here)} of {expected} sites are here"
+        if len(here) < expected and (away := transport.away()):
+            why += f"; not here: {away}"
+        state = "paused" if orders.paused else "waiting"
+        pause = f", paused {shown.pause}" if orders.paused else ""
+        shown.status.say(state, online=here, why=why + pause, **shown.sites())
         waited = time.monotonic() - began
-        enough = len(here) >= sites.expected or (waited > sites.wait and len(here) >= sites.fewest)
-        orders = read_orders(folder)
+        enough = len(here) >= expected or (waited > sites.wait and len(here) >= sites.fewest)
         if _opened(folder) and (len(here) >= sites.fewest or orders.finish):
             enough = True
         if orders.finish and not _opened(folder):
             raise ParticipationError("the operator ended the run before its first round.")
-        if enough and not paused:
+        if enough and not orders.paused:
             return
-        if waited > sites.give_up and not paused:
+        if waited > sites.give_up and not orders.paused:
             raise ParticipationError(
                 f"after {waited:.0f} s {len(here)} sites are here; {sites.fewest} are needed. "
                 "`emfed serve`, started again, goes on."

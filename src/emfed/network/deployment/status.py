@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
 import logging.handlers
@@ -37,7 +38,20 @@ besides what is computed; nothing was measured to choose it."""
 BEAT_SECONDS, LATE_SECONDS = 10.0, 5.0
 """Between two words about answers that are still to come, and after how long there are any: well
 within the minute after which `health` takes a run for stalled."""
+MOST_NAMED = 8
+"""Sites that a line names."""
+NO_ROOM = errno.ENOSPC, errno.EDQUOT, errno.EFBIG
 StatusReport = Callable[[dict[str, Any]], None]
+
+
+@contextlib.contextmanager
+def bearing_full_disks() -> Iterator[None]:
+    """Within, words for people are lost where a disk has no room for them; nothing ends."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise
 
 
 @final
@@ -114,17 +128,31 @@ class _AsJson(logging.Formatter):
 
 
 class _LogFile(logging.handlers.RotatingFileHandler):
-    """A log that says once, in words, that it cannot be written: a full disk is no traceback."""
+    """A log that says once, in words, that it cannot be written: a full disk is no traceback.
+
+    The first line that can be written again says how many could not.
+    """
+
+    lost, why = 0, ""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if lost := self.lost:
+            self.lost = 0
+            words = f"{lost} lines before this one could not be written: {self.why}"
+            super().emit(logger.makeRecord(__name__, logging.WARNING, "", 0, words, (), None))
+            self.lost = lost if self.lost else 0
+        super().emit(record)
 
     def handleError(self, record: logging.LogRecord) -> None:
         error = sys.exception()
         if not isinstance(error, OSError):
             super().handleError(record)
-        elif not getattr(self, "told", False):
-            self.told = True
+            return
+        if not self.why:
             words = f"emfed: {self.baseFilename} cannot be written: {error.strerror}"
             with contextlib.suppress(OSError):
                 sys.stderr.write(f"{words}. Make room: until then nothing is logged.\n")
+        self.lost, self.why = self.lost + 1, str(error.strerror)
 
 
 @contextlib.contextmanager
@@ -186,6 +214,21 @@ class Noted(Transport):
 
     def shut_out(self) -> Mapping[str, str]:
         return self._door.out(self._known)
+
+    def everybody(self) -> set[str]:
+        """Whose key the server has, and who was here."""
+        return self._door.may_join() | self._known
+
+    def away(self) -> str:
+        """Who could be here and is not, in words; empty if nobody."""
+        gone = sorted(self.everybody() - {*self._inner.workers()})
+        names = [
+            f"{name} ({'left' if name in self._known else 'has not called yet'})"
+            for name in gone
+            if name not in self.shut_out()
+        ]
+        more = len(names) - MOST_NAMED
+        return ", ".join([*names[:MOST_NAMED], *([f"and {more} more"] if more > 0 else [])])
 
     def waits(self) -> bool:
         return time.monotonic() < self.wait_until

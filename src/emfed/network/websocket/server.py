@@ -487,6 +487,8 @@ class WebSocketTransport(Transport):
         for place in [place for place in self._parked if place[0] == link.name]:
             self._ask(link, self._parked.pop(place))
         async for answer in link.line:
+            if self._links.get(link.name) is not link:
+                return  # it was dropped meanwhile: what it still says is no misuse
             self._take(link, answer)
 
     def _drop(self, link: _Link) -> None:

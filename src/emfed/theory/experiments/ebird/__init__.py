@@ -68,7 +68,9 @@ def trend_figure(run: str, trace: Trace) -> Figure:
     """The sum of estimates over sites, and the cells without a record, each with its LOESS."""
     monthly = _settings(trace).data != "wood-thrush"
     years = trace.extra["time"] / 12 if monthly else trace.extra["time"]
-    estimate = trace.extra["estimate"]
+    nothing = np.zeros(len(years))  # runs of older versions do not tell
+    seen = trace.extra.get("empty", nothing) == 0
+    estimate = trace.extra["estimate"][seen]
     far = bool(estimate.min() > 0 and estimate.max() > FAR * np.median(estimate))
     panels = []
     for name, title, axis in (
@@ -77,16 +79,22 @@ def trend_figure(run: str, trace: Trace) -> Figure:
     ):
         log = far and name == "estimate"
         values = trace.extra[name]
+        # Times without a record have an estimate that rests on others alone: no part in the curve.
+        used = seen if name == "estimate" else np.ones_like(seen)
+        at, by = years[used], "by month" if monthly else "by year"
         series = [
-            Series("LOESS", years, smooth(years, values, log)),
-            Series("by month" if monthly else "by year", years, values, points=True, line=False),
+            Series("LOESS", at, smooth(at, values[used], log)),
+            Series(by, at, values[used], points=True, line=False),
         ]
+        if not used.all():
+            rest = Series("no record", years[~used], values[~used], reference=True)
+            series.append(replace(rest, points=True, line=False))
         if name == "estimate" and np.isfinite(trace.extra["lower"]).all():
-            low, high = (smooth(years, trace.extra[side], log) for side in ("lower", "upper"))
+            low, high = (smooth(at, trace.extra[side][used], log) for side in ("lower", "upper"))
             series[0] = replace(series[0], low=low, high=high)
         if name == "estimate" and np.isfinite(trace.extra["truth"]).all():
-            truth = smooth(years, trace.extra["truth"], log)
-            series.append(Series("simulated truth", years, truth, reference=True))
+            truth = smooth(at, trace.extra["truth"][used], log)
+            series.append(Series("simulated truth", at, truth, reference=True))
         if _settings(trace).data == "simulated":
             title += ", simulated"
         ticks = whole_years(years)
