@@ -76,8 +76,8 @@ _HELD = 1e6
 _SCALES = (_STEP, _STEP / 4, _STEP / 16)
 """Steps of the walk of a spread of counts: 10,000 counts tell it to 2%, 200 to 20%."""
 _DISPERSED, _FEW_CELLS = 10.0, 200
-"""From where on the optimum competes with the means of draws. Beside an additive fit simulated counts
-have a dispersion of 1.7 to 28, the wood thrush 3.8 and the oystercatcher 1,743."""
+"""From where on the optimum competes with the means of draws. Beside an additive fit, simulated
+counts have a dispersion of 1.7 to 28, the wood thrush 3.8 and the oystercatcher 1,743."""
 _OUT, _FEW_DRAWS = 0.2, 20
 """The share of cells that it is judged by, and the draws for it: a third of the chain's cost."""
 _GRID = np.linspace(-10.0, 30.0, 1601)
