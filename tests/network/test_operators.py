@@ -65,7 +65,7 @@ from emfed.network.deployment.orders import (
 )
 from emfed.network.deployment.serving import serve_run
 from emfed.network.deployment.site import erase_site, open_site, prepare, write_site
-from emfed.network.deployment.status import Status, logging_to
+from emfed.network.deployment.status import Status, bearing_full_disks, logging_to
 from emfed.network.deployment.views import SiteView, run_view, status_line
 from emfed.network.flower.joining import stands_still
 from emfed.network.masking import pin_keys
@@ -827,6 +827,8 @@ def test_a_site_whose_disk_is_full_says_so_once(tmp_path: Path) -> None:
     heard: list[str] = []
 
     def full(message: bytes) -> bytes:
+        if message == b"room":
+            return message
         raise OSError(errno.ENOSPC, "No space left on device")
 
     stop = threading.Event()
@@ -837,9 +839,19 @@ def test_a_site_whose_disk_is_full_says_so_once(tmp_path: Path) -> None:
         transport.wait_for(1, 10)
         for _ in range(3):
             assert not [*transport.deliver({"oslo": b"?"}, 5.0)]
+        assert [*transport.deliver({"oslo": b"room"}, 5.0)]
         stop.set()
         thread.join()
     assert sum("No space left" in words for words in heard) == 1
+    assert heard[-1] == "questions are answered again"
+
+
+def test_words_that_a_full_disk_cannot_take_end_no_command() -> None:
+    """A site whose output went to the full disk ended with code 1; a closed pipe still ends it."""
+    with bearing_full_disks():
+        raise OSError(errno.ENOSPC, "No space left on device")
+    with pytest.raises(BrokenPipeError), bearing_full_disks():
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
 
 
 def test_logs_are_lines_of_json_on_request(tmp_path: Path) -> None:

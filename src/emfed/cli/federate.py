@@ -145,6 +145,12 @@ class _Progress:
 
     def __call__(self, status: dict[str, Any]) -> None:
         """Print a line if there is news."""
+        from emfed.network.deployment.status import bearing_full_disks
+
+        with bearing_full_disks():
+            self._print(status)
+
+    def _print(self, status: dict[str, Any]) -> None:
         front = f"{self._name}: " if self._name else ""
         status = status | {"run": self._name} if self._name else status
         if not self._json:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
 import logging.handlers
@@ -39,7 +40,18 @@ BEAT_SECONDS, LATE_SECONDS = 10.0, 5.0
 within the minute after which `health` takes a run for stalled."""
 MOST_NAMED = 8
 """Sites that a line names."""
+NO_ROOM = errno.ENOSPC, errno.EDQUOT, errno.EFBIG
 StatusReport = Callable[[dict[str, Any]], None]
+
+
+@contextlib.contextmanager
+def bearing_full_disks() -> Iterator[None]:
+    """Within, words for people are lost where a disk has no room for them; nothing ends."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise
 
 
 @final
