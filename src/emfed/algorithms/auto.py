@@ -357,8 +357,10 @@ class AutoEM(Algorithm):
         """
         if not self._guarded or 2 * gain <= safeguards.FAR or seen.request.lattice is not None:
             return np.inf
-        most = max(NOISE_AHEAD * self._boldness, LEAST_NOISE_AHEAD)
-        return most / safeguards.weight_ahead(seen)
+        weight = safeguards.weight_ahead(seen)
+        if np.isnan(weight):  # the other components go on
+            return LEAST_NOISE_NATS / len(seen.mean_field)
+        return max(NOISE_AHEAD * self._boldness, LEAST_NOISE_AHEAD) / weight
 
     @property
     def _boldness(self) -> float:

@@ -237,6 +237,10 @@ def totals(
             theta = posterior.capped(theta)
             spread = posterior.spread_at(theta, index)
             noise[index] += (missing * family.record_variance(theta, spread)).sum(axis=0)
+    # Draws have the estimate in their midst, also where that is the optimum's.
+    drawn = sums - known
+    mean = drawn.mean(axis=0)
+    sums = known + drawn * np.divide(estimate - known, mean, np.ones_like(mean), where=mean > 0)
     z = normals(fit.seed, 1, Purpose.FIELD_RECORDS, _ZERO, noise.size)[0].reshape(noise.shape)
     # Relative noise, so that a total of counts stays positive.
     root = np.sqrt(noise) / np.maximum(np.abs(sums), 1e-12)

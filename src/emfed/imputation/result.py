@@ -20,7 +20,7 @@ from emfed.imputation.choice import Choice
 from emfed.imputation.families import CellMoments
 from emfed.imputation.index import Index, index_of, write_frame
 from emfed.imputation.lowrank import Cells, TableParameters
-from emfed.imputation.posterior import Posterior
+from emfed.imputation.posterior import Posterior, steadier
 from emfed.imputation.sweeps import Solver
 from emfed.imputation.table import FieldTable
 
@@ -120,7 +120,16 @@ class Imputation:
         drawn = Posterior(self.solver, self.cells, self.params, self.seed, count, progress)
         if self.table.effort is not None and self.table.effort_parts is not None:
             drawn.move(*self.table.effort_parts, self.table.effort.covariance)
+        if self._steadier:
+            drawn.centre = self.params
         return drawn
+
+    @cached_property
+    def _steadier(self) -> bool:
+        """Whether estimates are those of the optimum, with bounds about them."""
+        if self.mode != "observed":
+            return False
+        return steadier(self.solver, self.cells, self.params, self.seed)
 
     def sampled(self, progress: Callable[[str, float], None] | None = None) -> Imputation:
         """Make the draws, and say how far they are.
@@ -341,10 +350,12 @@ class Imputation:
         posterior = self.posterior
         if count > posterior.count:
             posterior = self._drawn(count)
+        moved = posterior.moved(rows, columns)
         places = np.linspace(0, posterior.count - 1, count).round().astype(np.int64)
         for index, place in enumerate(places):
             u = uniforms(self.seed, index, Purpose.FIELD_RECORDS, _ZERO, len(rows))[0]
-            theta = posterior.capped(posterior.params(place).theta(rows, columns))
+            theta = posterior.params(place).theta(rows, columns) + moved
+            theta = posterior.capped(theta)
             out[index] = self.solver.family.draw(theta, posterior.spread_at(theta, place), u)
         return out
 
