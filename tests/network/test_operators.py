@@ -34,6 +34,7 @@ from benchmarks.deployments import FEDEM, MIXTURE, Deployment, difference, mixtu
 from benchmarks.hours import Operation, good
 
 from emfed import fit, gaussian_mixture, load
+from emfed.cli.federate import refusal_lines
 from emfed.cli.main import main
 from emfed.cli.tables import write_table
 from emfed.core.errors import DataError, EmfedError, ParticipationError, SettingsError
@@ -197,6 +198,7 @@ def test_who_is_expelled_counts_no_longer_and_may_return(tmp_path: Path) -> None
     close = np.allclose(np.sort(found.params.means, 0), np.sort(pooled.params.means, 0), atol=0.05)
     assert close, (found.params.means, pooled.params.means)
     assert run.said[-1]["sites"]["s2"]["refusal"] == "expelled by the operator"
+    assert refusal_lines(run.said[-1]) == ["s2 is out: expelled by the operator"]
 
     (tmp_path / "again").mkdir()
 

@@ -169,8 +169,8 @@ class _Progress:
 
 def refusal_lines(status: dict[str, Any]) -> list[str]:
     """Who does not take part, and why; and what else the operator should mend."""
-    refusals = (status.get("refusals") or {}).items()
-    lines = [f"{site} refuses: {why}" for site, why in refusals]
+    refusals, out = (status.get("refusals") or {}).items(), status.get("out") or ()
+    lines = [f"{site} {'is out' if site in out else 'refuses'}: {why}" for site, why in refusals]
     return [*lines, *([status["trouble"]] if status.get("trouble") else [])]
 
 

@@ -356,6 +356,7 @@ class _Shown:
         return {
             "sites": table,
             "refusals": refusals,
+            "out": sorted(out),
             "traffic": transport.traffic,
             "trouble": trouble,
         }
