@@ -303,6 +303,21 @@ def test_gamma_shape_solves_its_equation(a: float) -> None:
     assert float(_shape(np.array(gap))) == pytest.approx(a, rel=1e-5)
 
 
+@pytest.mark.parametrize("start", ["auto", "moments"])
+@pytest.mark.parametrize(("family", "level"), [("poisson", 1e4), ("poisson", 1e9), ("gamma", 1e4)])
+def test_columns_that_vary_by_little_are_told_apart(family: str, level: float, start: str) -> None:
+    """Starts within a factor of two would leave all rows to one component, 4 nats below."""
+    rng = np.random.default_rng(0)
+    first = rng.random(300) < 0.4
+    rate = level + 6 * np.sqrt(level) * first
+    column = rng.poisson(rate) if family == "poisson" else rng.gamma(rate)
+    rows = np.column_stack([column, rng.normal(size=300)]).astype(float)
+    model = emfed.mixed_mixture(2, [family, "gaussian"])
+    result = emfed.fit(model, rows, groups=np.arange(300) % 3, start=start, n_init=2, seed=0)
+    agree = np.mean(result.predict(rows) == first)
+    assert max(agree, 1 - agree) > 0.98
+
+
 @given(a=st.floats(1e-3, 1e3), mean=st.floats(1e-6, 1e6))
 def test_what_a_gamma_draws_it_allows(a: float, mean: float) -> None:
     """A small shape draws numbers below what a double holds, and zero has no logarithm."""
