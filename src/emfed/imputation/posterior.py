@@ -382,7 +382,13 @@ def dispersion(family: CellFamily, cells: Cells, params: TableParameters) -> flo
     return max(1.0, float((family.score(*told) ** 2).sum() / family.gain(*told).sum()))
 
 
-def steadier(solver: Solver, cells: Cells, params: TableParameters, seed: int) -> bool:
+def steadier(
+    solver: Solver,
+    cells: Cells,
+    params: TableParameters,
+    seed: int,
+    progress: Callable[[str, float], None] | None = None,
+) -> bool:
     """Whether the optimum foretells held-out counts better than the means of draws do.
 
     Draws weigh counts by the variance that they find, and where counts vary a thousand times beyond
@@ -399,7 +405,12 @@ def steadier(solver: Solver, cells: Cells, params: TableParameters, seed: int) -
     rest = cells.take(np.flatnonzero(u >= _OUT))
     quick = Solver(solver.family, solver.structure, solver.covariates, sweeps=60, seed=seed)
     fitted = quick.fit(rest, params)
-    drawn = Posterior(solver, rest, fitted, seed, _FEW_DRAWS)
+
+    def told(_: str, share: float) -> None:
+        if progress is not None:
+            progress("judging estimates by held-out counts", share)
+
+    drawn = Posterior(solver, rest, fitted, seed, _FEW_DRAWS, told)
     place = out.sites, out.times
     values = drawn._central(fitted.theta(*place)), drawn.moments(*place).value
     deviances = [

@@ -117,19 +117,15 @@ class Imputation:
         return self._drawn(self.draw_count)
 
     def _drawn(self, count: int, progress: Callable[[str, float], None] | None = None) -> Posterior:
-        drawn = Posterior(self.solver, self.cells, self.params, self.seed, count, progress)
+        given = self.solver, self.cells, self.params, self.seed
+        if "steady" not in self.__dict__:  # once, whatever the number of draws
+            self.__dict__["steady"] = self.mode == "observed" and steadier(*given, progress)
+        drawn = Posterior(*given, count, progress)
         if self.table.effort is not None and self.table.effort_parts is not None:
             drawn.move(*self.table.effort_parts, self.table.effort.covariance)
-        if self._steadier:
+        if self.__dict__["steady"]:  # estimates are those of the optimum, with bounds about them
             drawn.centre = self.params
         return drawn
-
-    @cached_property
-    def _steadier(self) -> bool:
-        """Whether estimates are those of the optimum, with bounds about them."""
-        if self.mode != "observed":
-            return False
-        return steadier(self.solver, self.cells, self.params, self.seed)
 
     def sampled(self, progress: Callable[[str, float], None] | None = None) -> Imputation:
         """Make the draws, and say how far they are.
