@@ -650,6 +650,20 @@ def test_the_doctor_says_what_is_wrong_and_how_to_mend_it(tmp_path: Path) -> Non
     assert (nobody.good, "does not answer" in nobody.what) == (False, True)
 
 
+def test_the_doctor_names_files_of_another_account(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after one command was run as root: it ended with "Permission denied" itself."""
+    run = Ordered(tmp_path, {})
+    keys.make_server_keys(tmp_path / "keys", [])
+    change_orders(run.folder, paused=True)
+    monkeypatch.setattr(os, "access", lambda path, need: path.name != "orders.lock")
+    *_, last = look_at_server(tmp_path / "run.toml")
+    assert not last.good
+    assert re.search(r"the one that asks may not use .*orders\.lock", last.what)
+    assert "chown" in last.mend
+
+
 def test_connections_that_are_accepted_and_closed_leave_a_site_trying(tmp_path: Path) -> None:
     """What a firewall or a balancer does for a while."""
     heard: list[str] = []
