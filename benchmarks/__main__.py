@@ -681,26 +681,18 @@ def answer_network(
     return rows
 
 
-def figure(
-    console: Console, keep: Path | None = None, minutes: float = np.inf
-) -> list[dict[str, Any]]:
+def figure(console: Console) -> list[dict[str, Any]]:
     """README's figure: all bytes until the pooled answer, from knowing nothing."""
-    rows = bench_figure(Kept(keep, minutes))
+    rows = bench_figure()
     if not rows:
         console.print("README's figure: set EMFED_DATA to the folder of real data.")
     lines = [
-        (
-            row["run"],
-            row["rounds"] or "-",
-            ", ".join(str(rounds or "-") for rounds in row["each"]) or "-",
-            f"{row['up']:,.0f}",
-            f"{row['down']:,.0f}",
-        )
+        (row["run"], row["rounds"] or "-", f"{row['up']:,.0f}", f"{row['down']:,.0f}")
         for row in rows
         if row["up"] is not None
     ]
-    title = f"{SET}: bytes of a worker until within {NATS:g} nats of pooled EM, the median run"
-    show(console, title, ("run", "rounds", "of each seed", "up", "down"), lines)
+    title = f"{SET}: bytes of a worker until within {NATS:g} nats of pooled EM"
+    show(console, title, ("run", "rounds", "up", "down"), lines)
     return rows
 
 
@@ -933,7 +925,6 @@ def main() -> None:
         "estimators": partial(estimators, keep=arguments.keep, minutes=arguments.minutes),
         "privacy": partial(privacy, keep=arguments.keep, minutes=arguments.minutes),
         "answer-network": partial(answer_network, keep=arguments.keep, minutes=arguments.minutes),
-        "figure": partial(figure, keep=arguments.keep, minutes=arguments.minutes),
         "imputation": partial(imputation, keep=arguments.keep, minutes=arguments.minutes),
         "field-bounds": partial(field_bounds, keep=arguments.keep, minutes=arguments.minutes),
     }

@@ -2,66 +2,50 @@
 
 Air quality at twelve stations of Beijing (ten columns, complete rows), a mixture of five Gaussians
 with full covariances. Every run finds its own start; opening, start, rounds and envelopes count,
-up and down. The target is where pooled EM ends from the run's own start: another optimum for some
-starts, with a plateau on the way, so the figure shows the median run of several seeds.
+up and down. The target is where pooled EM ends from the run's own start.
 """
 
 from __future__ import annotations
 
 import os
 import warnings
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import emfed
 from benchmarks.answer import reached, sets
 from benchmarks.answer_network import WAYS, followed
-from benchmarks.imputation import Kept
 
 SET = "Beijing full"
-NATS, ROUNDS, SEEDS = 1e-3, 90, 3
+NATS, ROUNDS = 1e-3, 90
 FIGURE = Path(__file__).parent.parent / "docs" / "bytes-to-the-answer.png"
 
 
-def bench_figure(kept: Kept | None = None) -> list[dict[str, Any]]:
+def bench_figure() -> list[dict[str, Any]]:
     """Bytes a worker until within 1e-3 nats a row of pooled EM; draws the figure."""
     if not os.environ.get("EMFED_DATA"):
         return []
     warnings.simplefilter("ignore", emfed.EmfedWarning)
-    kept, exact = kept or Kept(), emfed.Identity("float32")
+    exact = emfed.Identity("float32")
     plain = emfed.FedEM(exact, step_size=1.0, broadcast=exact)
     model, workers, algorithm = next((m, w, a) for name, m, w, a, _ in sets() if name == SET)
     raw = workers.rows.nbytes / workers.size
-    rows = [{"run": "the rows themselves", "rounds": None, "up": raw, "down": 0.0, "each": []}]
-    found: dict[str, list[dict[str, Any]]] = {}
-    for seed in range(SEEDS):
-        for name, chosen, masks in (
-            ("32-bit floats", plain, False),
-            ("emfed, masked sums", algorithm, True),
-            ("emfed", algorithm, False),
-        ):
-            run = partial(_spent, model, workers, chosen, seed, masks)
-            found.setdefault(name, []).extend(kept.rows(f"{name}/{seed}", run))
-    for name, runs in found.items():
-        inner = sorted(runs, key=lambda run: run["rounds"] or ROUNDS + 1)
-        if inner:
-            each = [run["rounds"] for run in runs]
-            rows.append({"run": name, **inner[(len(inner) - 1) // 2], "each": each})
+    rows = [{"run": "the rows themselves", "rounds": None, "up": raw, "down": 0.0}]
+    for name, chosen, masks in (
+        ("32-bit floats", plain, False),
+        ("emfed, masked sums", algorithm, True),
+        ("emfed", algorithm, False),
+    ):
+        curve = followed(model, workers, chosen, ROUNDS, 0, masks)
+        rounds = reached(curve, NATS)["rounds"]
+        spent = {
+            way: curve[f"opening_{way}"] + curve[f"start_{way}"] + curve[f"all_{way}"]
+            for way in WAYS
+        }
+        bytes_ = {way: rounds and float(spent[way][rounds - 1]) for way in WAYS}
+        rows.append({"run": name, "rounds": rounds, **bytes_})
     draw(rows, FIGURE)
     return rows
-
-
-def _spent(
-    model: Any, workers: Any, algorithm: Any, seed: int, masks: bool
-) -> list[dict[str, Any]]:
-    """One run: its rounds and bytes, or None where it did not arrive."""
-    curve = followed(model, workers, algorithm, ROUNDS, seed, masks)
-    rounds = reached(curve, NATS)["rounds"]
-    spent = {
-        way: curve[f"opening_{way}"] + curve[f"start_{way}"] + curve[f"all_{way}"] for way in WAYS
-    }
-    return [{"rounds": rounds, **{way: rounds and float(spent[way][rounds - 1]) for way in WAYS}}]
 
 
 def draw(rows: list[dict[str, Any]], path: Path) -> None:
