@@ -185,3 +185,9 @@ def test_harm_of_local_steps_is_undone_at_once() -> None:
     run.step()
     np.testing.assert_array_equal(run.state.statistics, good)
     assert run.memory_gap < 1e-12
+
+
+def test_a_server_names_no_million_of_steps() -> None:
+    """A site would take them, one pass over its rows each, before it answers one message."""
+    with pytest.raises(emfed.SettingsError, match=r"local_steps must lie in \[1, 100\]"):
+        emfed.AutoEM(local_steps=1_000_000)

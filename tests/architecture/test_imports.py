@@ -77,6 +77,7 @@ STANDARD = {
         "email",
     ),
     *("json", "math", "operator", "os", "pathlib", "signal", "struct", "sys", "tempfile"),
+    "textwrap",
     *("datetime", "decimal", "threading", "time", "typing", "warnings", "zlib"),
     *("base64", "difflib", "importlib", "io", "itertools", "logging", "multiprocessing"),
     *("asyncio", "concurrent", "queue", "ssl"),

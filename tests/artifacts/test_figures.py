@@ -97,6 +97,15 @@ def test_a_column_of_a_paper_has_its_width_and_readable_text() -> None:
     assert render(Figure("", panels), "pdf", True) == render(Figure("", panels), "pdf", True)
 
 
+def test_a_label_longer_than_its_axis_takes_two_lines() -> None:
+    panel = Panel(
+        [Series("a", np.arange(3.0), np.ones(3))], "x", "nats a row from the optimum of all"
+    )
+    for column, lines in ((True, ["nats a row from the", "optimum of all"]), (False, [panel.y])):
+        told = re.findall(r"<!-- (.*?) -->", render(Figure("", [panel]), "svg", column).decode())
+        assert [word for word in told if len(word) > 1 and word in panel.y] == lines
+
+
 def test_a_line_has_a_few_marks_and_points_without_a_line_are_all_drawn() -> None:
     x = np.arange(100.0)
 

@@ -114,3 +114,13 @@ def test_the_check_can_fail(browser: Browser, tmp_path: Path) -> None:
     assert seen["widths"] == [0]
     assert seen["page"] > 375
     assert len(seen["console"]) >= 2
+
+
+def test_columns_of_numbers_stand_to_the_right_whether_or_not_all_are_known() -> None:
+    rows = [("a", "1,200", "–", ""), ("b", "–", "–", "−0.5"), ("3", "", "–", "x")]
+    assert Table("", ("name", "bytes", "none", "mixed"), rows).numeric == [
+        False,
+        True,
+        False,
+        False,
+    ]

@@ -206,6 +206,27 @@ def test_longer_checklists_do_not_make_a_trend(tmp_path: Path) -> None:
     assert grown[-1] / grown[0] > 2
 
 
+def test_reporting_rates_are_of_a_checklist_of_median_effort(tmp_path: Path) -> None:
+    """Odds of a report grow with minutes; presences alone have nothing to fit effort to."""
+    rng = np.random.default_rng(1)
+    seen, events = [], []
+    for number in range(600):
+        minutes = float(rng.integers(10, 120))
+        row = line(f"S{number}", "X", f"L{number % 6}", f"20{10 + number % 5}-05-01")
+        row = with_effort(row, minutes)
+        events.append(row)
+        if rng.random() < minutes / (minutes + 60):
+            seen.append(row)
+    names = [n for n in EFFORT if n not in ("COMMON NAME", "SCIENTIFIC NAME", "OBSERVATION COUNT")]
+    files = write(tmp_path / "x.txt", seen, EFFORT), write(tmp_path / "all.txt", events, names)
+    table = read_ebird(*files, family="bernoulli", bins="year")
+    assert table.effort is not None
+    duration = table.effort.describe()[0]
+    assert abs(duration["coefficient"] - 1) < 3 * duration["error"] < 0.6
+    assert 0.9 < table.weights.sum() / 600 < 1.1
+    assert read_ebird(files[0], family="bernoulli", bins="year").effort is None
+
+
 def test_the_customary_limits_of_effort_leave_checklists_out_and_say_so(tmp_path: Path) -> None:
     rows = [
         with_effort(line("S1", "3"), 60),

@@ -87,9 +87,11 @@ def test_a_season_is_not_taken_for_a_slope(unit: Unit, per_year: float, years: f
         season = np.random.default_rng(first).normal(size=53)[bins.seasons()]
         totals = np.tile(season + np.log(1.1) * np.arange(bins.count) / per_year, (3, 1))
         used = np.arange(bins.count) % 7 != 3
-        assert slope_of(bins, totals, used)["slope"] == pytest.approx(1.1, rel=1e-9)
+        assert slope_of(bins, totals[0], totals, used)["slope"] == pytest.approx(1.1, rel=1e-9)
     short = Bins(unit, 24_000, 10)
-    assert np.isnan(slope_of(short, np.zeros((3, 10)), np.ones(10, dtype=bool))["slope"])
+    assert np.isnan(
+        slope_of(short, np.zeros(10), np.zeros((3, 10)), np.ones(10, dtype=bool))["slope"]
+    )
 
 
 def test_three_years_of_months_with_a_season_show_a_growth_of_ten_percent() -> None:

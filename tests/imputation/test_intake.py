@@ -356,3 +356,10 @@ def test_effort_needs_visits_with_and_without_the_species() -> None:
 def test_a_column_that_is_not_there_is_told_with_what_to_do(names: list[str], words: str) -> None:
     with pytest.raises(emfed.DataError, match=words):
         read_records(pl.DataFrame({name: ["1"] for name in names}))
+
+
+def test_presences_alone_are_refused_before_a_round_whatever_messages_leave_of_them() -> None:
+    told: dict[str, Any] = {"family": "bernoulli", "bins": "year", "duplicates": "keep"}
+    table = read_records(longer_visits().filter(pl.col("count") > 0), **told)
+    with pytest.raises(emfed.DataError, match="every record reports the species"):
+        emfed.impute(table, rounds=2)

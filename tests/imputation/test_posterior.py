@@ -15,7 +15,7 @@ from emfed.imputation import FAMILIES, Cells, Structure, impute
 from emfed.imputation.families import CellMoments, NegativeBinomialCells, ZeroInflatedCells
 from emfed.imputation.fit import settled_spread
 from emfed.imputation.lowrank import Covariates
-from emfed.imputation.posterior import Posterior
+from emfed.imputation.posterior import Posterior, dispersion, steadier
 from emfed.imputation.sweeps import Solver
 
 EXACT: dict[str, Any] = {"compressor": Identity(), "rounds": 2}
@@ -46,6 +46,75 @@ def test_a_factor_that_records_cannot_show_is_not_taken_for_none() -> None:
         factor = drawn.sites[:, :, :1] @ drawn.times[:, :, :1].transpose(0, 2, 1)
         sizes.append(np.sqrt((factor**2).mean(axis=(1, 2))))
     assert 0.35 < np.median(sizes) < 1.5
+
+
+@pytest.mark.parametrize("family", ["log1p", "poisson"])
+def test_no_cell_is_expected_to_hold_more_than_was_ever_counted(family: str) -> None:
+    """A draw that runs away where nobody looked made millions of birds of log1p."""
+    site, time = np.indices((40, 50)).reshape(2, -1)
+    counts = 1.0 + (site * time) % 30
+    sums = FAMILIES[family].forward(counts)
+    cells = Cells(site, time, np.ones(2000), sums, (40, 50))
+    fit = Solver(FAMILIES[family], Structure(0))
+    drawn = Posterior(fit, cells, fit.fit(cells), 0, 4)
+    drawn.times[:, 7] += 25.0
+    assert drawn.largest == pytest.approx(30)
+    assert drawn.dense_moments(np.arange(40)).value.max() <= drawn.largest
+    totals = drawn.totals(np.arange(40))
+    assert np.allclose(totals[:, 7], 40 * drawn.largest)
+    assert totals[:, 8].max() < 40 * drawn.largest
+    direct = FAMILIES[family].value(drawn.params(0).dense(np.arange(2)), float(drawn.spreads[0]))
+    assert np.allclose(
+        drawn.value(drawn.params(0).dense(np.arange(40)), 0)[:2],
+        np.minimum(direct, 30),
+        rtol=3e-4,
+        atol=1e-3,
+    )
+
+
+def test_draws_about_the_optimum_have_its_values_as_their_means() -> None:
+    rng = np.random.default_rng(3)
+    site, time = np.indices((15, 20)).reshape(2, -1)
+    flocks = np.exp(3 + rng.normal(size=15)[site]) * rng.gamma(0.2, 5.0, len(site))
+    cells = Cells(site, time, np.ones(300), rng.poisson(flocks) * 1.0, (15, 20))
+    fit = Solver(FAMILIES["poisson"], Structure(0, 1.0, 20.0, 20.0))
+    params = fit.fit(cells)
+    assert dispersion(fit.family, cells, params) > 10
+    steadier(fit, cells, params, 0)  # whichever it finds here
+    drawn = Posterior(fit, cells, params, 0, 20)
+    plain, everyone = drawn.moments(site, time), np.arange(15)
+    drawn.centre = params
+    about = drawn.moments(site, time)
+    optimum = np.minimum(np.exp(params.theta(site, time)), drawn.largest)
+    assert np.allclose(about.value, optimum)
+    assert not np.allclose(plain.value, optimum, rtol=0.05)
+    assert np.allclose(about.value_variance / about.value**2, plain.value_variance / plain.value**2)
+    by_time = np.bincount(time, optimum)
+    assert np.allclose(drawn.totals(everyone).mean(axis=0), by_time)
+    assert np.allclose(drawn.site_totals(np.arange(20)).sum(axis=1).mean(), by_time.sum())
+    assert np.allclose(drawn.moved(site, time), np.log(optimum / plain.value))
+
+
+def test_the_optimum_competes_only_where_counts_vary_far_beyond_poisson() -> None:
+    site, time = np.indices((15, 20)).reshape(2, -1)
+    counts = np.random.default_rng(0).poisson(5.0, 300) * 1.0
+    cells = Cells(site, time, np.ones(300), counts, (15, 20))
+    fit = Solver(FAMILIES["poisson"], Structure(0))
+    assert not steadier(fit, cells, fit.fit(cells), 0)
+
+
+@pytest.mark.parametrize("freedom", [7, 1000])
+def test_bounds_of_cells_know_how_long_the_tails_of_draws_are(freedom: int) -> None:
+    site, time = np.indices((6, 40)).reshape(2, -1)
+    cells = Cells(site, time, np.ones(240), np.ones(240), (6, 40))
+    fit, rng = Solver(FAMILIES["gaussian"], Structure(0)), np.random.default_rng(0)
+    drawn = Posterior(fit, cells, fit.fit(cells), 0, 2)
+    drawn.offsets, drawn.coefficients = np.zeros(3000), np.empty((3000, 0))
+    drawn.sites = np.zeros((3000, 6, 1), dtype=np.float32)
+    drawn.times = rng.standard_t(freedom, (3000, 40, 1)).astype(np.float32)
+    for level in (0.5, 0.9, 0.99):
+        within = np.abs(drawn.times / drawn.times.std(axis=0)) < drawn.reach(level)
+        assert within.mean() == pytest.approx(level, abs=0.012)
 
 
 @pytest.mark.parametrize("unit", [1e-3, 1e3])

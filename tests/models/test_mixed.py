@@ -14,7 +14,7 @@ from scipy import optimize, special, stats
 import emfed
 from emfed.models.categories import clip_simplex
 from emfed.models.families import log_gamma
-from emfed.models.positive_families import _shape
+from emfed.models.positive_families import Gamma, _shape
 from tests.helpers import bind, first, plain_fit
 from tests.tables import FAMILIES, mixed_tables
 
@@ -301,6 +301,48 @@ def test_log_gamma(x: float) -> None:
 def test_gamma_shape_solves_its_equation(a: float) -> None:
     gap = np.log(a) - special.digamma(a)
     assert float(_shape(np.array(gap))) == pytest.approx(a, rel=1e-5)
+
+
+@pytest.mark.parametrize("start", ["auto", "moments"])
+@pytest.mark.parametrize(("family", "level"), [("poisson", 1e4), ("poisson", 1e9), ("gamma", 1e4)])
+def test_columns_that_vary_by_little_are_told_apart(family: str, level: float, start: str) -> None:
+    """Starts within a factor of two would leave all rows to one component, 4 nats below."""
+    rng = np.random.default_rng(0)
+    first = rng.random(300) < 0.4
+    rate = level + 6 * np.sqrt(level) * first
+    column = rng.poisson(rate) if family == "poisson" else rng.gamma(rate)
+    rows = np.column_stack([column, rng.normal(size=300)]).astype(float)
+    model = emfed.mixed_mixture(2, [family, "gaussian"])
+    result = emfed.fit(model, rows, groups=np.arange(300) % 3, start=start, n_init=2, seed=0)
+    agree = np.mean(result.predict(rows) == first)
+    assert max(agree, 1 - agree) > 0.98
+
+
+def test_one_component_with_all_rows_gives_some_to_the_others() -> None:
+    """By workers a start knows no exposures; its rates left one component empty, 77 nats below."""
+    rng = np.random.default_rng(1)
+    first, exposure = rng.random(400) < 0.5, rng.lognormal(0, 1.5, 400)
+    counts = rng.poisson(1000 * exposure * np.where(first, 1.8, 1.0))
+    rows = np.column_stack([counts, exposure, rng.normal(size=400)])
+    model = bind(
+        emfed.mixed_mixture(2, [emfed.models.Poisson(exposure=1), "exposure", "gaussian"]), [rows]
+    )
+    whole = model.statistics_of(
+        model.start_at(np.array([1 - 1e-9, 1e-9]), np.zeros((2, 3)), np.ones(3))
+    )
+    statistics = model.split(whole, np.array([False, True]), 0)
+    for _ in range(50):
+        statistics = model.expected_statistics(rows, model.maximize(statistics))
+    agree = np.mean(model.responsibilities(rows, model.maximize(statistics)).argmax(-1) == first)
+    assert max(agree, 1 - agree) > 0.98
+
+
+@given(a=st.floats(1e-3, 1e3), mean=st.floats(1e-6, 1e6))
+def test_what_a_gamma_draws_it_allows(a: float, mean: float) -> None:
+    """A small shape draws numbers below what a double holds, and zero has no logarithm."""
+    family, u = Gamma(), np.array([0.0, 1e-9, 0.5, 1 - 1e-16])
+    drawn = family.draw(np.array([[a, mean]]), np.ones(4), u)
+    assert np.all(family.allowed(np, drawn))
 
 
 @settings(max_examples=40)

@@ -34,10 +34,11 @@ from benchmarks.deployments import FEDEM, MIXTURE, Deployment, difference, mixtu
 from benchmarks.hours import Operation, good
 
 from emfed import fit, gaussian_mixture, load
+from emfed.cli.federate import refusal_lines
 from emfed.cli.main import main
 from emfed.cli.tables import write_table
 from emfed.core.errors import DataError, EmfedError, ParticipationError, SettingsError
-from emfed.core.wire import Kind, Reason, encode_refusal, kind_of, seal_refusal
+from emfed.core.wire import Header, Kind, Reason, encode_refusal, kind_of, seal, seal_refusal
 from emfed.data import as_workers, files, sources
 from emfed.fitting.driver import run_fit
 from emfed.network import (
@@ -65,7 +66,7 @@ from emfed.network.deployment.orders import (
 )
 from emfed.network.deployment.serving import serve_run
 from emfed.network.deployment.site import erase_site, open_site, prepare, write_site
-from emfed.network.deployment.status import Status, logging_to
+from emfed.network.deployment.status import Noted, Status, bearing_full_disks, logging_to
 from emfed.network.deployment.views import SiteView, run_view, status_line
 from emfed.network.flower.joining import stands_still
 from emfed.network.masking import pin_keys
@@ -197,6 +198,7 @@ def test_who_is_expelled_counts_no_longer_and_may_return(tmp_path: Path) -> None
     close = np.allclose(np.sort(found.params.means, 0), np.sort(pooled.params.means, 0), atol=0.05)
     assert close, (found.params.means, pooled.params.means)
     assert run.said[-1]["sites"]["s2"]["refusal"] == "expelled by the operator"
+    assert refusal_lines(run.said[-1]) == ["s2 is out: expelled by the operator"]
 
     (tmp_path / "again").mkdir()
 
@@ -648,6 +650,20 @@ def test_the_doctor_says_what_is_wrong_and_how_to_mend_it(tmp_path: Path) -> Non
     assert (nobody.good, "does not answer" in nobody.what) == (False, True)
 
 
+def test_the_doctor_names_files_of_another_account(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after one command was run as root: it ended with "Permission denied" itself."""
+    run = Ordered(tmp_path, {})
+    keys.make_server_keys(tmp_path / "keys", [])
+    change_orders(run.folder, paused=True)
+    monkeypatch.setattr(os, "access", lambda path, need: path.name != "orders.lock")
+    *_, last = look_at_server(tmp_path / "run.toml")
+    assert not last.good
+    assert re.search(r"the one that asks may not use .*orders\.lock", last.what)
+    assert "chown" in last.mend
+
+
 def test_connections_that_are_accepted_and_closed_leave_a_site_trying(tmp_path: Path) -> None:
     """What a firewall or a balancer does for a while."""
     heard: list[str] = []
@@ -827,6 +843,8 @@ def test_a_site_whose_disk_is_full_says_so_once(tmp_path: Path) -> None:
     heard: list[str] = []
 
     def full(message: bytes) -> bytes:
+        if message == b"room":
+            return message
         raise OSError(errno.ENOSPC, "No space left on device")
 
     stop = threading.Event()
@@ -837,9 +855,19 @@ def test_a_site_whose_disk_is_full_says_so_once(tmp_path: Path) -> None:
         transport.wait_for(1, 10)
         for _ in range(3):
             assert not [*transport.deliver({"oslo": b"?"}, 5.0)]
+        assert [*transport.deliver({"oslo": b"room"}, 5.0)]
         stop.set()
         thread.join()
     assert sum("No space left" in words for words in heard) == 1
+    assert heard[-1] == "questions are answered again"
+
+
+def test_words_that_a_full_disk_cannot_take_end_no_command() -> None:
+    """A site whose output went to the full disk ended with code 1; a closed pipe still ends it."""
+    with bearing_full_disks():
+        raise OSError(errno.ENOSPC, "No space left on device")
+    with pytest.raises(BrokenPipeError), bearing_full_disks():
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
 
 
 def test_logs_are_lines_of_json_on_request(tmp_path: Path) -> None:
@@ -1043,6 +1071,16 @@ class Slow(LocalTransport):
                 self.left -= 1
                 time.sleep(0.5)
             yield key, answer
+
+
+def test_a_site_that_answers_with_nothing_but_excuses_is_named(tmp_path: Path) -> None:
+    """Without a word, forty attempts stood still for 14 simulated minutes."""
+    site, silent = Site(np.zeros((20, 2)), tmp_path / "a"), list[str]()
+    noted = Noted(LocalTransport({"oslo": site}))
+    noted.on_silence = silent.extend
+    assert [*noted.deliver({"oslo": seal(Header(Kind.REQUEST, 7, 1, 0, 0), b"")}, 1.0)]
+    assert silent == ["oslo"]
+    assert "say hello" in noted.objections["oslo"]
 
 
 def test_a_round_that_takes_long_says_whom_it_waits_for(

@@ -70,6 +70,27 @@ def test_a_column_in_another_unit_is_named_with_the_unit(
     assert FACTORS[factor] in words
 
 
+@pytest.mark.parametrize("code", [-9.0, -99.0, -999.0, 9999.0])
+def test_codes_of_missing_values_are_named(code: float) -> None:
+    rng = np.random.default_rng(0)
+    mine, others = table(rng, 100), table(rng, 300)
+    mine[5:9, 0] = code
+    (words,) = told(mine, others)
+    assert f"column 'weight': 4 rows hold {code:.0f}, far from all others" in words
+    mine[5:9, 0], mine[5, 0] = 70.0, code  # once is an outlier
+    assert told(mine, others) == []
+    others[:40, 0] = mine[5:9, 0] = code  # the others have it, too
+    assert told(mine, others) == []
+
+
+def test_a_sign_that_is_the_other_way_round_is_named() -> None:
+    rng = np.random.default_rng(0)
+    mine, others = table(rng, 100), table(rng, 300)
+    mine[:, 0] *= -1
+    (words,) = told(mine, others)
+    assert "its sign looks the other way round" in words
+
+
 @settings(max_examples=30, deadline=None)
 @given(
     offset=st.sampled_from([25569.0, -25569.0, 2440587.5, 719163.0, 10957.0, 123456.0]),

@@ -45,7 +45,7 @@ from emfed.algorithms import memory, safeguards, spider, steps
 from emfed.algorithms.base import MOST_SHARE
 from emfed.algorithms.safeguards import Extras, Seen, number
 from emfed.compressors import ChosenDithering
-from emfed.core.errors import check_count
+from emfed.core.errors import check_count, check_range
 from emfed.core.messages import RequestKind
 from emfed.core.protocols import (
     ALONE,
@@ -102,6 +102,9 @@ COARSEST_STEP = 0.1
 """The noise of the broadcast: one message serves all, so it may be fine. `benchmarks answer` on
 MNIST tied, random, medians to 1e-3 nats: 0.02 takes 31 rounds and 2.7 kB down, 0.1 32 and 1.9 kB,
 0.2 34 and 1.7 kB."""
+MOST_STEPS = 100
+"""Passes over the rows that one answer may take, at most: a site computes what a server names.
+Twelve times the default; nothing was measured to choose it."""
 LOCAL_NOISE_NATS, COARSEST_LOCAL_STEP = 0.001, 0.02
 """The same two in local rounds: noise in S is noise in everybody's drift, and each local step adds
 it again. `benchmarks answer network` on MNIST tied, random, five seeds, rounds to 1e-3: 6 to 10
@@ -138,7 +141,8 @@ class AutoEM(Algorithm):
     inner_rounds : int
         The rounds from one full pass to the next, with mini-batches.
     local_steps : int
-        The most EM steps that a worker makes before it answers; 1 switches local steps off.
+        The most EM steps that a worker makes before it answers, up to 100; 1 switches local steps
+        off.
     share : float or None
         The sum of w_i^2, the weight of one worker were all equal; `resolve` fills it in.
     incremental : bool or None
@@ -164,7 +168,7 @@ class AutoEM(Algorithm):
 
     def __post_init__(self) -> None:
         check_count("inner_rounds", self.inner_rounds)
-        check_count("local_steps", self.local_steps)
+        check_range("local_steps", check_count("local_steps", self.local_steps), 1, MOST_STEPS)
         if self.batch_size is not None:
             check_count("batch_size", self.batch_size)
 
@@ -353,8 +357,10 @@ class AutoEM(Algorithm):
         """
         if not self._guarded or 2 * gain <= safeguards.FAR or seen.request.lattice is not None:
             return np.inf
-        most = max(NOISE_AHEAD * self._boldness, LEAST_NOISE_AHEAD)
-        return most / safeguards.weight_ahead(seen)
+        weight = safeguards.weight_ahead(seen)
+        if np.isnan(weight):  # the other components go on
+            return LEAST_NOISE_NATS / len(seen.mean_field)
+        return max(NOISE_AHEAD * self._boldness, LEAST_NOISE_AHEAD) / weight
 
     @property
     def _boldness(self) -> float:

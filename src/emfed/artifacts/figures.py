@@ -7,6 +7,7 @@ and marker go together and follow the label, so that a label looks the same in e
 from __future__ import annotations
 
 import io
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -38,7 +39,7 @@ DASHES: tuple[Any, ...] = (
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", "h")
 MARKS = 8
 """Points of a long line that are marked."""
-CLOUD = 60
+CLOUD = 40
 """Points beyond which they are drawn small and faint, so that a line through them shows."""
 STYLE: Any = {
     "figure.dpi": 150,
@@ -165,6 +166,8 @@ def draw(figure: Figure, path: Path) -> None:
 
 COLUMN = 3.25
 """Inches: the width of one column of most two-column journals and proceedings."""
+LETTERS = 26
+"""Letters of a label that fit beside a panel of a column, 1.6 inches high."""
 _SMALL = {"font.size": 8, "axes.titlesize": 8, "legend.fontsize": 7, "lines.linewidth": 1.2}
 
 
@@ -207,7 +210,9 @@ def drawn(figure: Figure, column: bool = False) -> Any:
         axes = drawing.subplots(rows, across, sharey=share, squeeze=False).ravel()
         for place, (axis, panel) in enumerate(zip(axes, figure.panels, strict=False)):
             bare = figure.share_y and place % across > 0
-            _draw_panel(axis, panel, labels, handles, bare)
+            _draw_panel(axis, panel, labels, handles)
+            if not bare:  # a label longer than its axis takes two lines
+                axis.set_ylabel("\n".join(textwrap.wrap(panel.y, LETTERS if column else 40)))
         for axis in axes[len(figure.panels) :]:
             axis.remove()
         if handles:
@@ -217,9 +222,7 @@ def drawn(figure: Figure, column: bool = False) -> Any:
     return drawing
 
 
-def _draw_panel(
-    axis: Any, panel: Panel, labels: list[str], handles: dict[str, Any], bare: bool
-) -> None:
+def _draw_panel(axis: Any, panel: Panel, labels: list[str], handles: dict[str, Any]) -> None:
     """One panel; fills in the handles of the common legend."""
     from matplotlib.ticker import MaxNLocator
 
@@ -253,8 +256,6 @@ def _draw_panel(
         if panel.lowest is not None:
             axis.set_xlim(left=panel.lowest)
     axis.set_xlabel(panel.x)
-    if not bare:
-        axis.set_ylabel(panel.y)
     axis.set_title(panel.title)
 
 

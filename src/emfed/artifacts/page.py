@@ -17,6 +17,8 @@ from emfed.artifacts.figures import DASHES, PALETTE, Figure, Panel, Series, rend
 
 NUMBER = re.compile(r"[-+−]?[\d,.]+(e[+-]?\d+)?%?( ± [\d,.]+)?$")
 """What a cell of numbers looks like."""
+EMPTY = ("", "–")
+"""Cells that stand for no number."""
 DASH_ARRAYS = ["" if dash == "-" else " ".join(f"{2 * n:g}" for n in dash[1]) for dash in DASHES]
 """The dashes of figures, as SVG has them: in pixels, for lines that are two wide."""
 WORDY = 48
@@ -33,10 +35,10 @@ class Table:
 
     @cached_property
     def numeric(self) -> list[bool]:
-        """Which columns hold numbers alone: they stand to the right."""
+        """Which columns hold numbers alone, or none: they stand to the right."""
         cells = list(zip(*self.rows, strict=True)) or [()] * len(self.columns)
         return [
-            any(column) and all(not c or NUMBER.match(c) is not None for c in column)
+            any(map(NUMBER.match, column)) and all(c in EMPTY or NUMBER.match(c) for c in column)
             for column in cells
         ]
 

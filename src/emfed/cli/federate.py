@@ -145,6 +145,12 @@ class _Progress:
 
     def __call__(self, status: dict[str, Any]) -> None:
         """Print a line if there is news."""
+        from emfed.network.deployment.status import bearing_full_disks
+
+        with bearing_full_disks():
+            self._print(status)
+
+    def _print(self, status: dict[str, Any]) -> None:
         front = f"{self._name}: " if self._name else ""
         status = status | {"run": self._name} if self._name else status
         if not self._json:
@@ -163,8 +169,8 @@ class _Progress:
 
 def refusal_lines(status: dict[str, Any]) -> list[str]:
     """Who does not take part, and why; and what else the operator should mend."""
-    refusals = (status.get("refusals") or {}).items()
-    lines = [f"{site} refuses: {why}" for site, why in refusals]
+    refusals, out = (status.get("refusals") or {}).items(), status.get("out") or ()
+    lines = [f"{site} {'is out' if site in out else 'refuses'}: {why}" for site, why in refusals]
     return [*lines, *([status["trouble"]] if status.get("trouble") else [])]
 
 

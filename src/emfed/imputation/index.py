@@ -154,9 +154,8 @@ def index_of(
         _check_totals(name, estimate, labels, origin)
         # Where every site was seen and none counted anything the index is 0, and nobody doubts it;
         # a line through logarithms takes what was expected there.
-        none = estimate <= 0
-        if none.any():
-            sums[:, none] = posterior.totals(kept)[:, none]
+        none, expected = estimate <= 0, posterior.totals(kept)
+        sums[:, none] = expected[:, none]
         scale = np.log(np.maximum(sums, 1e-12))
         relative = np.where(none, 0.0, scale - scale[:, [origin]])
         half = float(ndtri((1 + level) / 2)) * relative.std(axis=0, ddof=1)
@@ -176,9 +175,10 @@ def index_of(
         }
         for column, values in columns.items():
             table.setdefault(column, []).extend(list(values))
-        slopes.append(
-            {"stratum": name, "sites": len(kept), **slope_of(fit.table.bins, scale, ~empty)}
-        )
+        likely = np.log(np.maximum(expected, 1e-12))
+        through = np.where(none, likely.mean(axis=0), scale.mean(axis=0))
+        slope = slope_of(fit.table.bins, through, likely, ~empty)
+        slopes.append({"stratum": name, "sites": len(kept), **slope})
     arrays = {
         name: values if name in ("stratum", "time") else np.array(values)
         for name, values in table.items()
@@ -233,18 +233,26 @@ def totals(
         estimate += (missing * posterior.dense_moments(some).value).sum(axis=0)
         for index in range(posterior.count):
             theta = posterior.params(index).dense(some)
-            value = family.value(theta, float(posterior.spreads[index]))
-            sums[index] += (missing * value).sum(axis=0)
+            sums[index] += (missing * posterior.value(theta, index)).sum(axis=0)
+            theta = posterior.capped(theta)
             spread = posterior.spread_at(theta, index)
             noise[index] += (missing * family.record_variance(theta, spread)).sum(axis=0)
+    # Draws have the estimate in their midst, also where that is the optimum's.
+    drawn = sums - known
+    mean = drawn.mean(axis=0)
+    sums = known + drawn * np.divide(estimate - known, mean, np.ones_like(mean), where=mean > 0)
     z = normals(fit.seed, 1, Purpose.FIELD_RECORDS, _ZERO, noise.size)[0].reshape(noise.shape)
     # Relative noise, so that a total of counts stays positive.
     root = np.sqrt(noise) / np.maximum(np.abs(sums), 1e-12)
     return estimate, np.where(sums > 0, sums * np.exp(root * z), sums), seen
 
 
-def slope_of(bins: Bins, scale: FloatArray, used: Any) -> dict[str, Any]:
+def slope_of(bins: Bins, scale: FloatArray, draws: FloatArray, used: Any) -> dict[str, Any]:
     """The yearly factor by a straight line through the logarithms of totals, and its class.
+
+    ``draws`` are logarithms of expected totals, which the error comes from: records vary where all
+    sites were seen, too, and a slope is of what they are records of. (With draws of totals, which
+    are sure there, a complete table had a slope without error.)
 
     Months and weeks have an effect of their season beside the line, so that only the same season
     of different years is compared: a line alone takes a season for a trend, even over whole years
@@ -256,8 +264,8 @@ def slope_of(bins: Bins, scale: FloatArray, used: Any) -> dict[str, Any]:
     size = float(x @ x)
     if int(used.sum()) < 3 or size < 1e-9:  # nothing to compare, or no season twice
         return {**dict.fromkeys(("slope", "error", "lower", "upper"), np.nan), "class": NO_SLOPE}
-    lines = (scale[:, used] @ x) / size
-    middle, error = float(lines.mean()), float(lines.std(ddof=1))
+    middle = float(scale[used] @ x) / size
+    error = float((draws[:, used] @ x / size).std(ddof=1))
     low, high = (float(np.exp(middle + sign * float(ndtri(0.975)) * error)) for sign in (-1, 1))
     slope = float(np.exp(middle))
     return {

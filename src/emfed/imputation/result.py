@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Literal, final
 
 import numpy as np
-from scipy.special import ndtri
 
 from emfed.artifacts.result import Result
 from emfed.core.errors import DataError, SettingsError, check_count, check_range
@@ -21,7 +20,7 @@ from emfed.imputation.choice import Choice
 from emfed.imputation.families import CellMoments
 from emfed.imputation.index import Index, index_of, write_frame
 from emfed.imputation.lowrank import Cells, TableParameters
-from emfed.imputation.posterior import Posterior
+from emfed.imputation.posterior import Posterior, steadier
 from emfed.imputation.sweeps import Solver
 from emfed.imputation.table import FieldTable
 
@@ -118,9 +117,14 @@ class Imputation:
         return self._drawn(self.draw_count)
 
     def _drawn(self, count: int, progress: Callable[[str, float], None] | None = None) -> Posterior:
-        drawn = Posterior(self.solver, self.cells, self.params, self.seed, count, progress)
+        given = self.solver, self.cells, self.params, self.seed
+        if "steady" not in self.__dict__:  # once, whatever the number of draws
+            self.__dict__["steady"] = self.mode == "observed" and steadier(*given, progress)
+        drawn = Posterior(*given, count, progress)
         if self.table.effort is not None and self.table.effort_parts is not None:
             drawn.move(*self.table.effort_parts, self.table.effort.covariance)
+        if self.__dict__["steady"]:  # estimates are those of the optimum, with bounds about them
+            drawn.centre = self.params
         return drawn
 
     def sampled(self, progress: Callable[[str, float], None] | None = None) -> Imputation:
@@ -312,9 +316,10 @@ class Imputation:
         if of == "record" or (of is None and family.name != "bernoulli"):
             spread = self.posterior.spread_at(at.theta)
             return family.quantiles(at, spread, ((1 - level) / 2, (1 + level) / 2))
-        half = float(ndtri((1 + level) / 2)) * np.sqrt(at.variance)
-        middle = self.posterior.spread
-        return family.value(at.theta - half, middle), family.value(at.theta + half, middle)
+        half = self.posterior.reach(level) * np.sqrt(at.variance)
+        middle, most = self.posterior.spread, self.posterior.largest
+        low, high = (family.value(at.theta + side, middle) for side in (-half, half))
+        return np.minimum(low, most), np.minimum(high, most)
 
     def draws(self, sites: Any, times: Any, count: int = 20) -> FloatArray:
         """Draw sets of records that these cells might have held: multiple imputation.
@@ -341,10 +346,12 @@ class Imputation:
         posterior = self.posterior
         if count > posterior.count:
             posterior = self._drawn(count)
+        moved = posterior.moved(rows, columns)
         places = np.linspace(0, posterior.count - 1, count).round().astype(np.int64)
         for index, place in enumerate(places):
             u = uniforms(self.seed, index, Purpose.FIELD_RECORDS, _ZERO, len(rows))[0]
-            theta = posterior.params(place).theta(rows, columns)
+            theta = posterior.params(place).theta(rows, columns) + moved
+            theta = posterior.capped(theta)
             out[index] = self.solver.family.draw(theta, posterior.spread_at(theta, place), u)
         return out
 

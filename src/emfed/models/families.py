@@ -67,6 +67,8 @@ class Family(ABC):
     """A value that `expand` can take in place of a missing one."""
     support: ClassVar[str]
     """Which values are allowed, in words."""
+    stretch: ClassVar[float] = 0.0
+    """The logarithm of the factor by which `begin` goes for a draw of one; 0: it does not."""
 
     @property
     def width(self) -> int:
@@ -280,6 +282,7 @@ class Poisson(Family):
     whole: ClassVar[bool] = True
     names: ClassVar[tuple[str, ...]] = ("rate",)
     support: ClassVar[str] = "a whole number >= 0"
+    stretch: ClassVar[float] = 0.5
 
     @property
     def width(self) -> int:
@@ -347,7 +350,7 @@ class Poisson(Family):
 
     def begin(self, draws: FloatArray, typical: FloatArray) -> FloatArray:
         """Rates within a factor of about two of the mean."""
-        return np.maximum(typical[:, :1], 1e-3) * np.exp(0.5 * draws[..., :1])
+        return np.maximum(typical[:, :1], 1e-3) * np.exp(self.stretch * draws[..., :1])
 
     def leave(self, theta: FloatArray, origin: FloatArray, scale: FloatArray) -> FloatArray:
         return theta * scale[..., None]

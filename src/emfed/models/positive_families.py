@@ -44,6 +44,7 @@ class Exponential(_Positive):
     name: ClassVar[str] = "exponential"
     names: ClassVar[tuple[str, ...]] = ("mean",)
     support: ClassVar[str] = "a finite number >= 0"
+    stretch: ClassVar[float] = 0.7
 
     def allowed(self, xp: Any, y: Any) -> Any:
         return (y >= 0) & (y <= 1e140)
@@ -80,7 +81,7 @@ class Exponential(_Positive):
 
     def begin(self, draws: FloatArray, typical: FloatArray) -> FloatArray:
         """Means within a factor of about two."""
-        return np.exp(0.7 * draws[..., :1])
+        return np.exp(self.stretch * draws[..., :1])
 
     def leave(self, theta: FloatArray, origin: FloatArray, scale: FloatArray) -> FloatArray:
         return theta * scale[..., None]
@@ -121,6 +122,7 @@ class Gamma(_Positive):
     name: ClassVar[str] = "gamma"
     names: ClassVar[tuple[str, ...]] = ("shape", "mean")
     support: ClassVar[str] = "a finite number > 0"
+    stretch: ClassVar[float] = 0.5
 
     @property
     def width(self) -> int:
@@ -180,7 +182,7 @@ class Gamma(_Positive):
     def begin(self, draws: FloatArray, typical: FloatArray) -> FloatArray:
         """The shape of all data, means within a factor of about two."""
         gap = np.maximum(np.log(typical[..., 0]) - typical[..., 1], 1e-6)
-        mean = np.exp(0.5 * draws[..., 0])
+        mean = np.exp(self.stretch * draws[..., 0])
         return np.stack([np.broadcast_to(_shape(gap), mean.shape), mean], axis=-1)
 
     def leave(self, theta: FloatArray, origin: FloatArray, scale: FloatArray) -> FloatArray:
@@ -195,7 +197,9 @@ class Gamma(_Positive):
     def draw(self, theta: FloatArray, exposure: FloatArray, u: FloatArray) -> FloatArray:
         from scipy.special import gammaincinv
 
-        return theta[..., 1] / theta[..., 0] * gammaincinv(theta[..., 0], u)
+        # Where the shape is small, what is drawn may be less than a double holds, and 0 is none.
+        share = np.maximum(gammaincinv(theta[..., 0], u) / theta[..., 0], 1e-150)
+        return np.asarray(theta[..., 1] * share)
 
     def cdf(self, theta: FloatArray, exposure: FloatArray, y: FloatArray) -> FloatArray:
         from scipy.special import gammainc

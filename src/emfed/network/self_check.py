@@ -102,6 +102,7 @@ CHANGES: tuple[Change, ...] = (
     *_both(60.0, "hours (or minutes)", "minutes (or seconds)"),
     *_both(3600.0, "hours", "seconds"),
     *_both(86400.0, "days", "seconds"),
+    Change(-1.0, 0.0, "its sign looks the other way round (such as west for east)"),
     Change(1.8, 32.0, "it looks like degrees Celsius where the others have Fahrenheit"),
     Change(5 / 9, -160 / 9, "it looks like degrees Fahrenheit where the others have Celsius"),
     *_shift(273.15, "it looks like Celsius for kelvin, or the other way round"),
@@ -196,6 +197,7 @@ def suspicions(
     for column in range(len(own.mean)):
         mine = values[:, column]
         words = _codes(mine, others.mean[column], others.variance[column])
+        words = words or _sentinel(mine, others.mean[column], others.variance[column])
         if words is None and column in far and column not in done:
             words = _changed(own, others, column, _is_code(mine))
         if words is not None:
@@ -273,7 +275,7 @@ SCALED = 1.5
 
 
 def _large(factors: FloatArray) -> Any:
-    return np.abs(np.log(factors)) > np.log(9.9)
+    return np.abs(np.log(np.abs(factors))) > np.log(9.9)
 
 
 MIDDLE = 1.5
@@ -306,6 +308,28 @@ def _codes(values: FloatArray, mean: float, variance: float) -> str | None:
             return (
                 f"it holds {mine:g} and {mine + 1:g} where the others seem to have {theirs:g} and "
                 f"{theirs + 1:g}"
+            )
+    return None
+
+
+SENTINELS = tuple(sign * (10.0**k - 1) for k in range(1, 7) for sign in (-1, 1))
+"""-9, 9, -99, 99, ... -999999, 999999: what tables hold where a value is not known."""
+OUTSIDE = 8.0
+"""Spreads of the others' column from its mean beyond which a sentinel is none of its values. Over
+`benchmarks mistakes` it cries wolf nowhere."""
+
+
+def _sentinel(values: FloatArray, mean: float, variance: float) -> str | None:
+    """Several rows at one such number, far outside of what this site and the others have."""
+    some = values[np.isfinite(values)]
+    for code in SENTINELS:
+        count, away = int((some == code).sum()), abs(code - mean)
+        if count < 2 or count == len(some) or not 0 < OUTSIDE * np.sqrt(variance) < away:
+            continue
+        if np.abs(some[some != code] - mean).max() < away / 2:
+            return (
+                f"{count} rows hold {code:.0f}, far from all others: if it stands for a value that "
+                "is not known, empty those cells"
             )
     return None
 

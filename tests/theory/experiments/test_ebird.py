@@ -12,7 +12,7 @@ import pytest
 
 import emfed
 from emfed.theory.experiments import load_experiment, reproduce
-from emfed.theory.experiments.ebird import whole_years
+from emfed.theory.experiments.ebird import smooth, whole_years
 from emfed.theory.experiments.smoothing import loess
 from emfed.theory.experiments.tables import TableSettings, load, run_table
 from tests.imputation.test_ebird import line, write
@@ -55,7 +55,7 @@ def test_a_small_reproduction_leaves_trends_figures_and_a_report(tmp_path: Path)
     } <= names
     trends = pl.read_csv(out / "ebird-trends.csv")
     assert trends.height == 2 * 2 * 48  # two runs, two seeds
-    columns = ["run", "seed", "time", "estimate", "missing", "lower", "upper", "truth"]
+    columns = ["run", "seed", "time", "estimate", "missing", "lower", "upper", "truth", "empty"]
     assert trends.columns == columns
     mallard = trends.filter(pl.col("run") == "Mallard, simulated")
     assert (mallard["lower"] < mallard["upper"]).all()
@@ -171,3 +171,11 @@ def test_all_records_may_be_fitted_in_a_period_by_a_family(tmp_path: Path) -> No
     )
     table = load(settings, 0)
     assert (table.family.name, table.records, table.bins.labels()[0]) == ("gaussian", 8, "2010-06")
+
+
+def test_one_far_estimate_is_drawn_and_smoothed_as_logarithms() -> None:
+    years, values = np.arange(60.0), np.full(60, 100.0)
+    assert np.allclose(smooth(years, values, True), 100)
+    values[30] = 1e6
+    assert smooth(years, values, True).min() > 50
+    assert smooth(years, values, True).max() < 1000 < smooth(years, values, False).max()

@@ -257,7 +257,13 @@ def drawn(
     bucket, d = np.repeat(np.arange(len(mass)), counts), means.shape[1]
     between = (mass[:, None] * means).T @ means
     values, within = 1 - np.diagonal(between), np.eye(d)
-    if whole is not None:  # in units of the spread of all rows in that direction
+    if whole is not None and not np.any(whole - np.diag(np.diagonal(whole))):
+        # Spreads of columns alone: how columns go together is known of the buckets, and not of all.
+        spread = np.sqrt(np.diagonal(whole))
+        varies = spread > 0
+        values = np.where(varies, 1 - np.diagonal(between) / np.where(varies, spread**2, 1.0), 0.0)
+        within = np.diag(spread)
+    elif whole is not None:  # in units of the spread of all rows in that direction
         inverse = _power(whole, -0.5)
         values, vectors = np.linalg.eigh(np.eye(d) - inverse @ between @ inverse)
         within = _power(whole, 0.5) @ vectors

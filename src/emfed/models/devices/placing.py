@@ -114,7 +114,7 @@ def place_in_file(rows: Any) -> tuple[Path, int] | None:
     None where they are better read through the cache.
     """
     mapped, name = getattr(rows, "_mmap", None), getattr(rows, "filename", None)
-    if mapped is None or name is None or not hasattr(os, "O_DIRECT"):
+    if mapped is None or name is None or not {"O_DIRECT", "RWF_NOWAIT"} <= set(dir(os)):
         return None
     path, plain = Path(name), rows.mode == "r" and rows.flags.c_contiguous
     if not plain or rows.dtype not in (np.float32, np.float64) or not path.exists():

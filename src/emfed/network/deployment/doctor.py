@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import platform
 import shutil
@@ -58,6 +59,11 @@ def look_at_server(path: Path) -> Iterator[Finding]:
     keys, server, folder = config.place("keys"), config.server, config.place("folder")
     yield from _machine(folder if folder.exists() else path.parent)  # it may have its own disk
     yield Finding(True, f"configuration: {path} can be read")
+    needed = [(keys / name, os.R_OK) for name in ("server.pem", "server.key", "sites")]
+    closed = _closed_to_us((folder, os.R_OK | os.W_OK), *needed)
+    if closed is not None:
+        yield closed
+        return
     try:
         days = check_certificate(keys / "server.pem")
         names = ", ".join(certificate_hosts(keys / "server.pem"))
@@ -82,6 +88,26 @@ def look_at_server(path: Path) -> Iterator[Finding]:
         yield Finding(True, words)
 
 
+MOST_FILES = 1000
+"""Files of a folder whose rights are looked at."""
+
+
+def _closed_to_us(*places: tuple[Path, int]) -> Finding | None:
+    """A file that this account may not use, as after one command was run as root."""
+    closed = [
+        path
+        for place, need in places
+        if place.exists()
+        for path in itertools.islice((place, *place.rglob("*")), MOST_FILES)
+        if not os.access(path, need)
+    ]
+    if not closed:
+        return None
+    more = f" and {len(closed) - 1} files more" if len(closed) > 1 else ""
+    words = f"account: the one that asks may not use {closed[0]}{more}"
+    return Finding(False, words, "run every command as one account, and chown -R all to it")
+
+
 def _can_listen(host: str, port: int) -> Finding:
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -98,6 +124,9 @@ def look_at_site(
 ) -> Iterator[Finding]:
     """A site's end: from its files to the server's word on whether it knows the key."""
     yield from _machine(folder if folder.exists() else Path())
+    closed = _closed_to_us((folder, os.R_OK | os.W_OK))
+    if closed is not None:
+        yield closed
     host, port = split_address(address)
     if key is not None:
         try:

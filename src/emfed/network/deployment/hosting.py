@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import logging
 import secrets
@@ -26,6 +25,7 @@ from emfed.network.deployment.site import MODEL
 from emfed.network.deployment.status import (
     HOST_LOCK,
     LOCK,
+    NO_ROOM,
     Status,
     StatusReport,
     logging_to,
@@ -99,7 +99,7 @@ class ServerSupervisor(ABC):
                 logger.warning("the server ends by a signal; the same command goes on")
                 raise
             except OSError as error:
-                if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                if error.errno not in NO_ROOM:
                     raise
                 raise EmfedError(
                     f"{self.folder} has no room ({error.strerror}): make some; the same command "

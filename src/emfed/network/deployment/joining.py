@@ -28,7 +28,7 @@ from emfed.network.deployment.site import (
     prepare,
     write_site,
 )
-from emfed.network.deployment.status import Status
+from emfed.network.deployment.status import Status, bearing_full_disks
 from emfed.network.deployment.views import SiteView
 from emfed.network.keys import read_private_key, read_seal
 from emfed.network.masking import SiteIdentity, roster_digest
@@ -148,9 +148,11 @@ class SiteSupervisor(ABC):
             status = Status(self.folder)
 
             def tell(kind: str, words: str) -> None:
+                with bearing_full_disks():
+                    report(kind, words)
                 if kind == "state":
-                    status.say("site", why=words)
-                report(kind, words)
+                    with bearing_full_disks():
+                        status.say("site", why=words)
 
             self.folder.joinpath("page.port").unlink(missing_ok=True)
             view, answer = SiteView(self.folder), partial(answer_fit, self.folder)

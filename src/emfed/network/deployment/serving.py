@@ -42,6 +42,9 @@ DETAIL_SECONDS, COMPONENTS_SECONDS, HISTORY = 0.5, 2.0, 240
 """Between two tables of sites, between two looks at the components, which reads the checkpoint, and
 how many rounds people are shown."""
 
+ENDED = {"callback": "ended by the operator", "rounds": "its limit on rounds"}
+"""Why a run stopped, in words for sites, where the word of the program says little."""
+
 
 @final
 class AtOnce:
@@ -137,9 +140,10 @@ def say_farewell(transport: Noted, config: Config, status: Status) -> None:
     """
     members, sites = _members(config, status["stages"] or 1), config.sites
     model = (config.place("output") / MODEL).read_bytes() if sites.deliver else b""
+    stopped = str(status["stopped"])
     about = {
         "rounds": status["round"],
-        "stopped": "converged" if status["converged"] else str(status["stopped"]),
+        "stopped": "converged" if status["converged"] else ENDED.get(stopped, stopped),
         "doubts": status["doubts"] or [],
         "more": config.more,
         "name": config.path.stem,
@@ -311,7 +315,9 @@ class _Shown:
     def miss(self, silent: list[str]) -> None:
         """Say whom the run waits for: a masked round needs everybody, for minutes."""
         minutes = int(time.monotonic() - self.began) // 60
-        why = f"no answer from {', '.join(silent)}" + f" for {minutes} min" * bool(minutes)
+        said = self._transport.objections
+        names = [f"{name} ({said[name]})" if name in said else name for name in silent]
+        why = f"no answer from {', '.join(names)}" + f" for {minutes} min" * bool(minutes)
         if self.masked:
             why += "; without it there is no sum, so the run waits some minutes (`emfed control "
             why += "expel` goes on at once)"
@@ -352,6 +358,7 @@ class _Shown:
         return {
             "sites": table,
             "refusals": refusals,
+            "out": sorted(out),
             "traffic": transport.traffic,
             "trouble": trouble,
         }

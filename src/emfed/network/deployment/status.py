@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
 import logging.handlers
@@ -39,7 +40,18 @@ BEAT_SECONDS, LATE_SECONDS = 10.0, 5.0
 within the minute after which `health` takes a run for stalled."""
 MOST_NAMED = 8
 """Sites that a line names."""
+NO_ROOM = errno.ENOSPC, errno.EDQUOT, errno.EFBIG
 StatusReport = Callable[[dict[str, Any]], None]
+
+
+@contextlib.contextmanager
+def bearing_full_disks() -> Iterator[None]:
+    """Within, words for people are lost where a disk has no room for them; nothing ends."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise
 
 
 @final
@@ -178,6 +190,8 @@ class Noted(Transport):
     def __init__(self, inner: Transport, door: Door | None = None) -> None:
         self._inner, self._door = inner, Door(None, None) if door is None else door
         self.refusals: dict[str, str] = {}
+        self.objections: dict[str, str] = {}
+        """What else the last answers of workers were that told nothing, in words."""
         self.contacts: dict[str, tuple[float, float]] = {}
         self.traffic: dict[str, dict[str, list[int]]] = {"up": {}, "down": {}}
         self._known: set[str] = set()
@@ -239,7 +253,7 @@ class Noted(Transport):
             heard.add(key)
             yield key, answer
         self._asked = began, set()
-        silent = sent.keys() - heard | sent.keys() & self.refusals.keys()
+        silent = sent.keys() - heard | sent.keys() & (self.refusals | self.objections).keys()
         if silent and self.on_silence is not None:
             self.on_silence(sorted(silent))
 
@@ -272,6 +286,7 @@ class Noted(Transport):
     def note(self, key: str, answer: bytes) -> None:
         """Keep or forget a refusal; its words come from elsewhere and may hold anything."""
         self.refusals.pop(key, None)
+        self.objections.pop(key, None)
         try:
             if kind_of(answer) is Kind.REFUSAL:
                 reason, words, _ = decode_refusal(open_refusal(answer)[1])
@@ -280,6 +295,8 @@ class Noted(Transport):
                 elif reason is Reason.DAMAGED:
                     words = f"it does not understand a message ({printable(words)})"
                     self.refusals[key] = f"{words}: if that stays so, {SAME_RELEASE}."
+                else:
+                    self.objections[key] = printable(words)
         except OtherRelease as error:
             self.refusals[key] = str(error)
         except WireError:

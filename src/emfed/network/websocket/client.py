@@ -264,11 +264,14 @@ class SiteConnection:
         async for question in line:
             try:
                 answer = await worker(question) if isinstance(question, bytes) else b""
+                if told:
+                    logger.info("questions are answered again")
+                    report("state", "questions are answered again")
                 told = ""
             except Exception as error:
-                logger.exception("a question could not be answered")
                 words = f"a question could not be answered: {printable(str(error))}"
                 if words != told:  # a full disk, say: once, and not for every question
+                    logger.error("%s", words, exc_info=not isinstance(error, OSError))
                     report("state", words)
                 answer, told = b"", words
             await line.send(answer)

@@ -131,6 +131,8 @@ def server_context(keys: Path) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.num_tickets = 0
+    for name in ("server.pem", "server.key"):  # OpenSSL does not say which file it may not read
+        (keys / name).open("rb").close()
     try:
         context.load_cert_chain(keys / "server.pem", keys / "server.key")
     except ssl.SSLError as error:

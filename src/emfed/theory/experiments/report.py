@@ -118,10 +118,14 @@ def _printed(experiment: Experiment) -> list[Table]:
         if not isinstance(told, str):
             rows.append((key, *told))
             continue
-        ours = {run: _shown(s.used[key]) for run, s in experiment.runs.items() if key in s.used}
-        alike = len(set(ours.values())) == 1
+        ours: dict[str, list[str]] = {}
+        for run, settings in experiment.runs.items():
+            if key in settings.used:  # what varies stands behind a comma of the run's name
+                ours.setdefault(run.split(",")[0], []).append(_shown(settings.used[key]))
+        each = {run: ", ".join(dict.fromkeys(values)) for run, values in ours.items()}
+        alike = len(set(each.values())) == 1
         words = (
-            next(iter(ours.values())) if alike else "; ".join(f"{r}: {v}" for r, v in ours.items())
+            next(iter(each.values())) if alike else "; ".join(f"{r}: {v}" for r, v in each.items())
         )
         rows.append((key, told, words))
     return [Table("What the paper prints, and what we run", ("setting", "the paper", "ours"), rows)]

@@ -214,6 +214,7 @@ def _run_table(
         "lower": found.get("lower", unknown),
         "upper": found.get("upper", unknown),
         "truth": unknown,
+        "empty": (seen == 0).astype(np.float64),
     }
     if counted:
         trend["truth"] = simulated_totals(table.shape, table_seed(settings, seed))

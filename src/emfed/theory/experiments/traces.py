@@ -169,7 +169,7 @@ def write_records(traces: Traces, path: Path) -> None:
         if t.extra
     ]
     if trends:
-        pl.concat(trends).write_csv(path.with_name(f"{path.name}-trends.csv"))
+        pl.concat(trends, how="diagonal").write_csv(path.with_name(f"{path.name}-trends.csv"))
 
 
 def slope(x: Sequence[float], samples: Sequence[FloatArray]) -> FloatArray:

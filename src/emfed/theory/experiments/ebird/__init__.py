@@ -16,6 +16,8 @@ from emfed.theory.experiments.traces import Trace, Traces, each
 
 BATCHES = {"grid": "", "observations": ", own cells", "rescaled": ", own cells rescaled"}
 """What is told of a run's batches."""
+FAR = 20.0
+"""Medians above which one point would press all others onto the axis."""
 
 
 def analyse(traces: Traces) -> Findings:
@@ -66,30 +68,52 @@ def trend_figure(run: str, trace: Trace) -> Figure:
     """The sum of estimates over sites, and the cells without a record, each with its LOESS."""
     monthly = _settings(trace).data != "wood-thrush"
     years = trace.extra["time"] / 12 if monthly else trace.extra["time"]
+    nothing = np.zeros(len(years))  # runs of older versions do not tell
+    seen = trace.extra.get("empty", nothing) == 0
+    estimate = trace.extra["estimate"][seen]
+    far = bool(estimate.min() > 0 and estimate.max() > FAR * np.median(estimate))
     panels = []
     for name, title, axis in (
         ("estimate", "Estimated counts, all sites", "sum of estimates"),
         ("missing", "Missing values", "cells without a record"),
     ):
+        log = far and name == "estimate"
         values = trace.extra[name]
+        # Times without a record have an estimate that rests on others alone: no part in the curve.
+        used = seen if name == "estimate" else np.ones_like(seen)
+        at, by = years[used], "by month" if monthly else "by year"
         series = [
-            Series("LOESS", years, loess(years, values)),
-            Series("by month" if monthly else "by year", years, values, points=True, line=False),
+            Series("LOESS", at, smooth(at, values[used], log)),
+            Series(by, at, values[used], points=True, line=False),
         ]
+        if not used.all():
+            rest = Series("no record", years[~used], values[~used], reference=True)
+            series.append(replace(rest, points=True, line=False))
         if name == "estimate" and np.isfinite(trace.extra["lower"]).all():
-            low, high = (loess(years, trace.extra[side]) for side in ("lower", "upper"))
+            low, high = (smooth(at, trace.extra[side][used], log) for side in ("lower", "upper"))
             series[0] = replace(series[0], low=low, high=high)
         if name == "estimate" and np.isfinite(trace.extra["truth"]).all():
-            truth = loess(years, trace.extra["truth"])
-            series.append(Series("simulated truth", years, truth, reference=True))
+            truth = smooth(at, trace.extra["truth"][used], log)
+            series.append(Series("simulated truth", at, truth, reference=True))
         if _settings(trace).data == "simulated":
             title += ", simulated"
-        panels.append(Panel(series, "year", axis, title, log="", ticks=whole_years(years)))
+        ticks = whole_years(years)
+        panels.append(Panel(series, "year", axis, title, log="y" if log else "", ticks=ticks))
     caption = f"{run}: the sum of estimated counts over all sites, and the cells without a record, "
     caption += "each with its LOESS; the band holds 90% bounds of the sum."
+    if far:
+        caption += " One estimate is far above the others, so counts are drawn, and smoothed, as "
+        caption += "logarithms."
     if _settings(trace).holdout:
         caption += " The fit has not seen the held-out cells."
     return Figure(caption, panels)
+
+
+def smooth(years: FloatArray, values: FloatArray, log: bool) -> FloatArray:
+    """LOESS, of logarithms where they are drawn; bounds of a sum may be 0, which has none."""
+    if not log:
+        return loess(years, values)
+    return np.exp(loess(years, np.log(np.maximum(values, 1.0))))
 
 
 def whole_years(years: FloatArray) -> list[float]:

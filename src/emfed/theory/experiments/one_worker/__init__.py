@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from emfed.artifacts import Figure, Panel, band
 from emfed.core.protocols import FloatArray
 from emfed.theory.experiments.findings import Findings
@@ -20,8 +22,9 @@ def analyse(traces: Traces) -> Findings:
         measures[f"{run}: epochs to |h|² = {TARGET:g}"] = epochs[run]
         measures[f"{run}: final |h|²"] = each(traces.of(run), lambda t: t.final_h)
         measures[f"EM's epochs over those of {run}"] = ratio(epochs["EM"], epochs[run])
+    lines = [band(r, [(t["epochs"], t["squared_h"]) for t in traces.of(r)]) for r in runs]
     panel = Panel(
-        [band(r, [(t["epochs"], t["squared_h"]) for t in traces.of(r)]) for r in runs],
+        [replace(line, points=True) for line in lines],
         "conditional expectations computed, in epochs",
         "$|h|^2$",
         lowest=1e-16,

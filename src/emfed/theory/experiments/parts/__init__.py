@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -34,15 +35,16 @@ def analyse(traces: Traces) -> Findings:
     places = np.arange(len(operators), dtype=np.float64)
     wrong = Series(
         "what 1% too long would be",
-        np.full(2, 0.01),
+        np.full(2, 1.0),
         np.array([-0.5, len(operators) - 0.5]),
         reference=True,
     )
     panel = Panel(
-        [Series("largest over seeds", largest, places, points=True, line=False), wrong],
-        "bias, as a share of |x|",
+        [Series("largest over seeds", 100 * largest, places, points=True, line=False), wrong],
+        "bias, in % of |x|",
         "",
         log="",
+        ticks=(0, 0.25, 0.5, 0.75, 1),
         names=names,
     )
     table = Table(
@@ -54,6 +56,7 @@ def analyse(traces: Traces) -> Findings:
         ],
     )
     losses = [band(run, [(t["round"], t["squared_h"]) for t in traces.of(run)]) for run in LOSSY]
+    losses[1] = replace(losses[1], points=True)  # the lines lie one upon the other
     return Findings(
         {
             "largest bias of an operator": biases.max(axis=1),
