@@ -62,7 +62,8 @@ farewell = 5.0
 """
 SECONDS_BETWEEN = 150.0
 """Mean time from one event to the next: the one before has often healed, and often not."""
-LONGEST_SILENCE, EXPLAINED_SECONDS, FARTHEST = 60.0, 180.0, 1e-3
+LONGEST_SILENCE, EXPLAINED_SECONDS, FARTHEST = 60.0, 480.0, 1e-3
+"""The second: three minutes and the longest pause, in which nobody is asked and nobody can tell."""
 RESTART_SECONDS = 10.0
 """What systemd waits before it starts a server again."""
 ROUND_SECONDS = 2.0, 2.9
@@ -398,7 +399,7 @@ class Operation:
         place.start()
 
     def restored_site(self, place: Place) -> None:
-        backup = self.folder / f"backup-{place.name}"
+        backup, reached = self.folder / f"backup-{place.name}", self.rounds
         shutil.rmtree(backup, ignore_errors=True)
         shutil.copytree(place.folder, backup)
 
@@ -406,7 +407,8 @@ class Operation:
             shutil.rmtree(place.folder, ignore_errors=True)
             shutil.copytree(backup, place.folder)
             place.start()
-            self.events.append((self.clock.now, "restored_site", place.name))
+            if self.rounds > reached:  # else it is no old one
+                self.events.append((self.clock.now, "restored_site", place.name))
 
         self.events.pop()  # it is one when it is put back
         self.later(self.source.uniform(10.0, 60.0), put_back)

@@ -190,6 +190,8 @@ class Noted(Transport):
     def __init__(self, inner: Transport, door: Door | None = None) -> None:
         self._inner, self._door = inner, Door(None, None) if door is None else door
         self.refusals: dict[str, str] = {}
+        self.objections: dict[str, str] = {}
+        """What else the last answers of workers were that told nothing, in words."""
         self.contacts: dict[str, tuple[float, float]] = {}
         self.traffic: dict[str, dict[str, list[int]]] = {"up": {}, "down": {}}
         self._known: set[str] = set()
@@ -251,7 +253,7 @@ class Noted(Transport):
             heard.add(key)
             yield key, answer
         self._asked = began, set()
-        silent = sent.keys() - heard | sent.keys() & self.refusals.keys()
+        silent = sent.keys() - heard | sent.keys() & (self.refusals | self.objections).keys()
         if silent and self.on_silence is not None:
             self.on_silence(sorted(silent))
 
@@ -284,6 +286,7 @@ class Noted(Transport):
     def note(self, key: str, answer: bytes) -> None:
         """Keep or forget a refusal; its words come from elsewhere and may hold anything."""
         self.refusals.pop(key, None)
+        self.objections.pop(key, None)
         try:
             if kind_of(answer) is Kind.REFUSAL:
                 reason, words, _ = decode_refusal(open_refusal(answer)[1])
@@ -292,6 +295,8 @@ class Noted(Transport):
                 elif reason is Reason.DAMAGED:
                     words = f"it does not understand a message ({printable(words)})"
                     self.refusals[key] = f"{words}: if that stays so, {SAME_RELEASE}."
+                else:
+                    self.objections[key] = printable(words)
         except OtherRelease as error:
             self.refusals[key] = str(error)
         except WireError:
