@@ -244,18 +244,23 @@ class Noted(Transport):
         for message in sent.values():
             self._count("down", message)
         self._asked = began, {*sent}
-        for key, answer in self._inner.deliver(sent, deadline):
-            self._asked[1].discard(key)
-            self.contacts[key] = time.time(), (seconds := time.monotonic() - began)
-            self._note_slow(key, seconds)
-            self._count("up", answer)
-            self.note(key, answer)
-            heard.add(key)
-            yield key, answer
-        self._asked = began, set()
-        silent = sent.keys() - heard | sent.keys() & (self.refusals | self.objections).keys()
-        if silent and self.on_silence is not None:
-            self.on_silence(sorted(silent))
+        waited = False
+        try:
+            for key, answer in self._inner.deliver(sent, deadline):
+                self._asked[1].discard(key)
+                self.contacts[key] = time.time(), (seconds := time.monotonic() - began)
+                self._note_slow(key, seconds)
+                self._count("up", answer)
+                self.note(key, answer)
+                heard.add(key)
+                yield key, answer
+            waited = True
+        finally:  # who takes the answers may have heard enough
+            self._asked = began, set()
+            silent = sent.keys() & (self.refusals | self.objections).keys()
+            silent |= sent.keys() - heard if waited else set()
+            if silent and self.on_silence is not None:
+                self.on_silence(sorted(silent))
 
     def late(self) -> str:
         """Who was asked some time ago and has not answered, in words; empty if nobody."""
