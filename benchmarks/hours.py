@@ -62,7 +62,8 @@ farewell = 5.0
 """
 SECONDS_BETWEEN = 150.0
 """Mean time from one event to the next: the one before has often healed, and often not."""
-LONGEST_SILENCE, EXPLAINED_SECONDS, FARTHEST = 60.0, 180.0, 1e-3
+LONGEST_SILENCE, EXPLAINED_SECONDS, FARTHEST = 60.0, 480.0, 1e-3
+"""The second: three minutes and the longest pause, in which nobody is asked and nobody can tell."""
 RESTART_SECONDS = 10.0
 """What systemd waits before it starts a server again."""
 ROUND_SECONDS = 2.0, 2.9
@@ -237,8 +238,8 @@ TOLD = {
     "clock_set": r"",
     "removed_and_returned_key": r"WHO.*(left|its key was removed)|its key was removed",
     "restored_server": r"ahead|start at zero|begins again",
-    "restored_site": r"WHO.*memory|WHO (left|is back)",
-    "lost_disk": r"WHO.*memory|WHO (left|is back)",
+    "restored_site": r"WHO.*(memory|no answer waits|say hello)|WHO (left|is back)",
+    "lost_disk": r"WHO.*(memory|no answer waits|say hello)|WHO (left|is back)",
     "expelled_and_readmitted": r"WHO.*(left|is back|a trial)|a trial",
     "went_and_came_back": r"WHO (left|is back|is gone)",
     "paused": r"paused",
@@ -277,6 +278,8 @@ class Operation:
         self.said: list[tuple[float, str]] = []
         self.down, self.silence, self.last, self.rounds, self.starts = False, 0.0, None, 0, 0
         self.silent_at = ""
+        self.left: set[str] = set()
+        """Who is not asked for a while: what happens to it meanwhile, nobody can tell."""
 
     last: float | None
 
@@ -310,14 +313,21 @@ class Operation:
                 missing.append(f"{when:.0f} s: {name} {who}")
         return missing
 
+    def hear(self, record: logging.LogRecord) -> bool:
+        """Stamp a line of the log with the simulated time, and note who leaves and is back."""
+        record.at = self.clock.now
+        if found := re.match(r"(s\d) (left|is back)", record.getMessage()):
+            (self.left.add if found[2] == "left" else self.left.discard)(found[1])
+        return True
+
     # What happens.
 
     def happen(self) -> None:
         """One event at random, and when the next comes."""
         names = [name for name in TOLD if not (self.masks and name in LEAVES)]
         name = str(self.source.choice(names))
-        well = [n for n, p in self.places.items() if p.well] or [*self.places]
-        who = str(self.source.choice(well))
+        well = [n for n, p in self.places.items() if p.well and n not in self.left]
+        who = str(self.source.choice(well or [*self.places]))
         self.events.append((self.clock.now, name, who))
         getattr(self, name)(self.places[who])
         self.clock.at(self.clock.now + self.source.exponential(SECONDS_BETWEEN), self.happen)
@@ -389,7 +399,7 @@ class Operation:
         place.start()
 
     def restored_site(self, place: Place) -> None:
-        backup = self.folder / f"backup-{place.name}"
+        backup, reached = self.folder / f"backup-{place.name}", self.rounds
         shutil.rmtree(backup, ignore_errors=True)
         shutil.copytree(place.folder, backup)
 
@@ -397,18 +407,20 @@ class Operation:
             shutil.rmtree(place.folder, ignore_errors=True)
             shutil.copytree(backup, place.folder)
             place.start()
-            self.events.append((self.clock.now, "restored_site", place.name))
+            if self.rounds > reached:  # else it is no old one
+                self.events.append((self.clock.now, "restored_site", place.name))
 
         self.events.pop()  # it is one when it is put back
         self.later(self.source.uniform(10.0, 60.0), put_back)
 
     def restored_server(self, _: Place) -> None:
-        backup = self.folder / "backup"
+        backup, reached = self.folder / "backup", self.rounds
         shutil.rmtree(backup, ignore_errors=True)
         shutil.copytree(self.run / "fit", backup)
 
         def put_back() -> None:
-            self.events.append((self.clock.now, "restored_server", "server"))
+            if self.rounds > reached:  # else it is no old one
+                self.events.append((self.clock.now, "restored_server", "server"))
             self.line.kill_server, self._put_back = True, backup
 
         self.events.pop()
@@ -463,10 +475,9 @@ class Operation:
         began = time.perf_counter()
         self.clock.at(self.clock.now + 60.0, lambda: self.happen())
         self.clock.at(self.clock.now + 3600.0 * hours, self.calm)
-        stamp = lambda record: setattr(record, "at", self.clock.now) or True  # noqa: E731
         with self.clock.everywhere(), logging_to(self.run / "logs" / "serve.log", True):
             handler = logging.getLogger("emfed").handlers[-1]
-            handler.addFilter(stamp)
+            handler.addFilter(self.hear)
             plain = handler.format
             handler.format = lambda r: json.dumps({"at": r.at, "message": plain(r)})  # type: ignore
             self.serve()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 
 import emfed
 from emfed.core.protocols import FloatArray
-from emfed.fitting.session import LOSSES
+from emfed.fitting.session import LOSSES, Attendance
 from emfed.network import LocalTransport, Site, Transport
 from tests.helpers import BARE, first
 from tests.network.processes import real_sites
@@ -299,3 +300,11 @@ def test_an_old_backup_of_a_site_costs_memories_and_no_more(algorithm: str, tmp_
     served = serve(90)
     assert served.result.worker_weights.all()
     np.testing.assert_allclose(told(served.result.params), pooled("full", NAMES), atol=1e-4)
+
+
+@pytest.mark.parametrize(("clock", "rounds"), [(0, 320), (1000, 40), (5000, 10)])
+def test_who_left_often_is_asked_again_within_bounds(clock: int, rounds: int) -> None:
+    """The pause doubled every time, for ever: after twelve times it was 40,960 rounds."""
+    often = replace(Attendance.of(3), leaves=np.array([0, 0, 12]), clock=clock)
+    after = often.staying(np.array([True, True, False]))
+    assert after.again[2] - after.clock == rounds

@@ -425,3 +425,16 @@ def test_equal_weights_draw_the_rows_that_no_weights_draw(count: int) -> None:
     for other in drawn_rows[1:]:
         np.testing.assert_array_equal(other.rows, drawn_rows[0].rows)
         np.testing.assert_allclose(other.weights, drawn_rows[0].weights, rtol=1e-12)
+
+
+def test_spherical_starts_of_workers_know_that_columns_go_together() -> None:
+    """Spreads of columns say nothing of directions: rows of the sketch lay far from all others."""
+    rng = np.random.default_rng(2)
+    label = rng.choice(4, 600, p=[0.55, 0.25, 0.15, 0.05])
+    rows = (6 * rng.normal(size=(4, 3)))[label] + rng.normal(size=(600, 3))
+    model = emfed.gaussian_mixture(4, "spherical")
+    ended = [
+        emfed.fit(model, rows, groups=np.arange(600) % 5, start="auto", seed=seed)
+        for seed in range(2)
+    ]
+    assert min(result.log_likelihood(rows) for result in ended) > -5.4

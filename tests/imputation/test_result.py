@@ -263,3 +263,10 @@ def test_estimates_may_be_those_of_the_optimum_with_bounds_about_them(
     rows, columns = np.indices(table.shape).reshape(2, -1)
     records = result.draws(rows, columns, 20).mean(axis=0)
     assert records.sum() == pytest.approx(optimum.sum(), rel=0.1)
+
+
+def test_one_site_has_no_factors() -> None:
+    site, time = np.zeros(24, dtype=np.int64), np.arange(24)
+    counts = np.random.default_rng(0).poisson(4.0, 24) * 1.0
+    cells = emfed.imputation.Cells(site, time, np.ones(24), counts, (1, 24))
+    assert Search(cells, FAMILIES["poisson"]).choose(seasons=False).structure.rank == 0

@@ -318,6 +318,25 @@ def test_columns_that_vary_by_little_are_told_apart(family: str, level: float, s
     assert max(agree, 1 - agree) > 0.98
 
 
+def test_one_component_with_all_rows_gives_some_to_the_others() -> None:
+    """By workers a start knows no exposures; its rates left one component empty, 77 nats below."""
+    rng = np.random.default_rng(1)
+    first, exposure = rng.random(400) < 0.5, rng.lognormal(0, 1.5, 400)
+    counts = rng.poisson(1000 * exposure * np.where(first, 1.8, 1.0))
+    rows = np.column_stack([counts, exposure, rng.normal(size=400)])
+    model = bind(
+        emfed.mixed_mixture(2, [emfed.models.Poisson(exposure=1), "exposure", "gaussian"]), [rows]
+    )
+    whole = model.statistics_of(
+        model.start_at(np.array([1 - 1e-9, 1e-9]), np.zeros((2, 3)), np.ones(3))
+    )
+    statistics = model.split(whole, np.array([False, True]), 0)
+    for _ in range(50):
+        statistics = model.expected_statistics(rows, model.maximize(statistics))
+    agree = np.mean(model.responsibilities(rows, model.maximize(statistics)).argmax(-1) == first)
+    assert max(agree, 1 - agree) > 0.98
+
+
 @given(a=st.floats(1e-3, 1e3), mean=st.floats(1e-6, 1e6))
 def test_what_a_gamma_draws_it_allows(a: float, mean: float) -> None:
     """A small shape draws numbers below what a double holds, and zero has no logarithm."""

@@ -38,7 +38,7 @@ from emfed.cli.federate import refusal_lines
 from emfed.cli.main import main
 from emfed.cli.tables import write_table
 from emfed.core.errors import DataError, EmfedError, ParticipationError, SettingsError
-from emfed.core.wire import Kind, Reason, encode_refusal, kind_of, seal_refusal
+from emfed.core.wire import Header, Kind, Reason, encode_refusal, kind_of, seal, seal_refusal
 from emfed.data import as_workers, files, sources
 from emfed.fitting.driver import run_fit
 from emfed.network import (
@@ -66,7 +66,7 @@ from emfed.network.deployment.orders import (
 )
 from emfed.network.deployment.serving import serve_run
 from emfed.network.deployment.site import erase_site, open_site, prepare, write_site
-from emfed.network.deployment.status import Status, bearing_full_disks, logging_to
+from emfed.network.deployment.status import Noted, Status, bearing_full_disks, logging_to
 from emfed.network.deployment.views import SiteView, run_view, status_line
 from emfed.network.flower.joining import stands_still
 from emfed.network.masking import pin_keys
@@ -1071,6 +1071,18 @@ class Slow(LocalTransport):
                 self.left -= 1
                 time.sleep(0.5)
             yield key, answer
+
+
+def test_a_site_that_answers_with_nothing_but_excuses_is_named(tmp_path: Path) -> None:
+    """Without a word, forty attempts stood still for 14 simulated minutes."""
+    site, silent = Site(np.zeros((20, 2)), tmp_path / "a"), list[str]()
+    noted = Noted(LocalTransport({"oslo": site}))
+    noted.on_silence = silent.extend
+    answers = noted.deliver({"oslo": seal(Header(Kind.REQUEST, 7, 1, 0, 0), b"")}, 1.0)
+    next(answers)
+    answers.close()  # all have answered: nobody waits for more
+    assert silent == ["oslo"]
+    assert "say hello" in noted.objections["oslo"]
 
 
 def test_a_round_that_takes_long_says_whom_it_waits_for(

@@ -38,8 +38,10 @@ logger = logging.getLogger(__name__)
 QUESTION_LOSS = 1e-12
 """Nats per row that rounding the parameters of a question may cost: entropies, which are no maximum
 there, then keep eight digits."""
-LOOK_AGAIN = 10
-"""Exchanges after which a worker that left is asked again; twice as many each time it leaves."""
+LOOK_AGAIN, MOST_DOUBLINGS, LEAVES_EVERY = 10, 5, 100
+"""Exchanges after which a worker that left is asked again, how often they double at most as it
+leaves again and again, and exchanges that make up for one time. Without the last two, sites that
+came to harm a dozen times in six hours were kept out for good (`python -m benchmarks.hours`)."""
 LOSSES, LOSSES_EVERY = 3, 100
 """Lost memories that a worker may report at once, and exchanges that earn it one more. Each costs
 everyone their memories: a worker that reports more of them leaves."""
@@ -69,6 +71,12 @@ class Attendance:
         nothing = np.zeros(n, dtype=np.int64)
         return cls(np.ones(n, dtype=np.bool_), nothing, nothing, nothing, nothing)
 
+    @property
+    def _pauses(self) -> IntArray:
+        """Exchanges until each is asked again, should it be away."""
+        often = self.leaves - self.clock // LEAVES_EVERY
+        return LOOK_AGAIN * 2 ** np.clip(often, 0, MOST_DOUBLINGS)
+
     def asked(self, drawn: IntArray, look: bool) -> IntArray:
         """Pick who of the drawn are here or, if it is time to ``look``, may be back."""
         back = look & (self.clock >= self.again[drawn])
@@ -92,7 +100,7 @@ class Attendance:
             silent = np.setdiff1d(asked, heard)
             silences[silent] += 1
             silences[heard] = 0
-            again[silent] = clock + LOOK_AGAIN * 2 ** np.minimum(self.leaves[silent], 20)
+            again[silent] = clock + self._pauses[silent]
         losses[lost] += 1
         if patience is not None:
             here[heard] = True
@@ -118,8 +126,7 @@ class Attendance:
         if not here.any():
             return self
         left = self.here & ~here
-        wait = self.clock + LOOK_AGAIN * 2 ** np.minimum(self.leaves, 20)
-        again = np.where(left, np.maximum(self.again, wait), self.again)
+        again = np.where(left, np.maximum(self.again, self.clock + self._pauses), self.again)
         leaves = self.leaves + left
         return replace(self, here=here, leaves=leaves, again=again, troubled=True)
 
@@ -294,14 +301,14 @@ class Session:
                 "and resume, let another site join, or run without masks, which every site must "
                 "allow in its rules."
             )
-        self._announce(before.here & ~after.here, "left: the model is that of the others")
-        self._announce(~before.here & after.here, "is back, and counts again")
+        for worker in np.flatnonzero(before.here & ~after.here).tolist():
+            ahead = int(after.again[worker]) - after.clock
+            tail = "" if self.masks else f"; it is asked again after {ahead} rounds"
+            logger.warning("%s left: the model is that of the others%s", self.name_of(worker), tail)
+        for worker in np.flatnonzero(~before.here & after.here).tolist():
+            logger.warning("%s is back, and counts again", self.name_of(worker))
         self.rebind()
         return True
-
-    def _announce(self, who: BoolArray, words: str) -> None:
-        for worker in np.flatnonzero(who).tolist():
-            logger.warning("%s %s", self.name_of(worker), words)
 
     def announce_lost(self, workers: IntArray) -> None:
         """Log whose memory does not match what was accepted."""

@@ -192,7 +192,7 @@ class Search:
             unit, noise = self.units()
             ties = _lags(seasons, unit, smoothing, seasonality)
             here = Structure(
-                rank=2 if rank is None else rank,
+                rank=min(2, min(self.cells.shape) - 1) if rank is None else rank,
                 penalty=float(0.35 * noise if penalty is None else penalty),
                 site_penalty=0.5 * unit,
                 time_penalty=0.5 * unit,

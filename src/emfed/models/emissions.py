@@ -143,6 +143,18 @@ def begin(columns: Columns, components: int, draws: FloatArray) -> dict[str, Flo
     return _collect(columns, (components,), parts)
 
 
+def excess(columns: Columns, params: Any, component: int) -> FloatArray:
+    """The variance of each column over the one that a component's family gives it; 0 of codes."""
+    known = columns.constants
+    out = np.zeros(len(known.spread))
+    for group in columns.groups:
+        if not isinstance(group.family, Categorical):
+            own, scale = group.columns, known.scale[group.columns]
+            given = group.family.covariance(group.read(params)[component], scale)[..., 0, 0]
+            out[own] = known.spread[own] ** 2 / np.maximum(given * scale**2, 1e-300)
+    return out
+
+
 def _nearness(columns: Columns, group: FamilyColumns) -> FloatArray:
     """The factor ``(c, 1)`` of draws where a factor of two is more than a column varies by.
 

@@ -97,6 +97,11 @@ KIND = "opening"
 logger = logging.getLogger(__name__)
 
 
+LONGEST_PAUSE = 30.0
+"""Seconds between two attempts, at most, whatever the deadline: a run that is silent for more than
+a minute counts as stalled, and who is back should not wait."""
+
+
 @final
 class Connection:
     """The server's view of a transport in one run."""
@@ -117,10 +122,11 @@ class Connection:
         return self.traffic
 
     def tries(self) -> Iterator[int]:
-        """Attempts, with pauses between them that double up to the deadline."""
+        """Attempts, with pauses between them that double up to the deadline or half a minute."""
+        longest = min(self.deadline, LONGEST_PAUSE)
         for attempt in range(self.attempts):
             if attempt and self.pause:
-                time.sleep(min(self.deadline, self.pause * 2.0 ** min(attempt - 1, 30)))
+                time.sleep(min(longest, self.pause * 2.0 ** min(attempt - 1, 30)))
             yield attempt
 
     def deliver(

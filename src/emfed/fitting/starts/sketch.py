@@ -32,6 +32,12 @@ NEIGHBOURS = 3
 """Neighbours whose distance says how wide a bucket is. Not tuned: one alone is noisy."""
 NARROWEST = 0.01
 """The least variance within buckets, in any direction, in that of all rows."""
+NARROWEST_OF_CLUSTERS = 1e-4
+"""The same for k-means, which has no variance that could get too narrow, and whose columns share
+one unit: one with heavy tails may be all there is. Inertia over the best of five starts of
+scikit-learn, K=8 by workers, on `ccard` and `anes96`: 2.5 and 2.6 with 0.01, 1.9 and 1.8 with it.
+Spherical mixtures of `wine` with K=5 and 6 end 2.2 and 1.5 nats below with it, 0.4 at most without.
+"""
 ATTEMPTS, KEPT = 10, 3
 """Starts tried on a sketch for each number of components, and those that go on to the end."""
 SPLITS = 4
@@ -242,6 +248,7 @@ def drawn(
     whole: FloatArray | None,
     seed: int,
     matched: bool = False,
+    narrowest: float = NARROWEST,
 ) -> tuple[FloatArray, FloatArray]:
     """Points in the frame, drawn from buckets with these shares and means, and their weights.
 
@@ -250,18 +257,24 @@ def drawn(
     """
     if whole is not None and (unit := _unit_of(whole)) is not None:
         inner = whole / np.outer(unit, unit)
-        points, weights = drawn(mass, means / unit, inner, seed, matched)
+        points, weights = drawn(mass, means / unit, inner, seed, matched, narrowest)
         return points * unit, weights
     rows = min(max(ROWS, ROWS_PER_BUCKET * len(mass)), MOST_ROWS)
     counts = np.maximum(1, np.round(rows * mass)).astype(np.int64)
     bucket, d = np.repeat(np.arange(len(mass)), counts), means.shape[1]
     between = (mass[:, None] * means).T @ means
-    values, within = 1 - np.diagonal(between), np.eye(d)
-    if whole is not None:  # in units of the spread of all rows in that direction
+    values = 1 - np.diagonal(between)
+    within = np.diag(np.sqrt(np.maximum(values, narrowest)))
+    if whole is not None and not np.any(whole - np.diag(np.diagonal(whole))):
+        # Spreads of columns alone: how columns go together is known of the buckets, and not of all.
+        spread = np.sqrt(np.diagonal(whole))
+        varies = spread > 0
+        values = np.where(varies, 1 - np.diagonal(between) / np.where(varies, spread**2, 1.0), 0.0)
+        within = np.diag(spread * np.sqrt(np.maximum(values, narrowest)))
+    elif whole is not None:  # in units of the spread of all rows in that direction
         inverse = _power(whole, -0.5)
         values, vectors = np.linalg.eigh(np.eye(d) - inverse @ between @ inverse)
-        within = _power(whole, 0.5) @ vectors
-    within = within * np.sqrt(np.maximum(values, NARROWEST))
+        within = _power(whole, 0.5) @ vectors * np.sqrt(np.maximum(values, narrowest))
     wide = np.ones(len(mass))
     if len(mass) > 1:
         apart = ((means[:, None] - means) ** 2).sum(axis=-1)

@@ -16,9 +16,9 @@ from emfed.core.streams import Purpose, choose_distinct, uniforms
 from emfed.fitting.rounds import Run
 from emfed.fitting.selection import FLOORS
 from emfed.fitting.session import Session
-from emfed.fitting.starts.sketch import ROWS, Sketch, drawn
+from emfed.fitting.starts.sketch import NARROWEST, NARROWEST_OF_CLUSTERS, ROWS, Sketch, drawn
 from emfed.fitting.stopping import Stop
-from emfed.models.clusters import BUCKETS_PER_COMPONENT
+from emfed.models.clusters import BUCKETS_PER_COMPONENT, Clusters
 from emfed.models.devices import beside
 from emfed.models.mixture import to_numpy
 from emfed.network.inprocess import InProcessFederation
@@ -151,11 +151,12 @@ class _Search:
         if not told or (method == "auto" and n_init > 1):
             told.append((*self.buckets(part), False))
         out, whole = [], model.moment_of_rows
+        narrowest = NARROWEST_OF_CLUSTERS if isinstance(model, Clusters) else NARROWEST
         holder = None if data is None or data.streaming else data
         for mass, means, matched in told:
             # With a common covariance chance has no room: it is what is left of the known moment.
             matched = matched or model.fixed_data
-            points, weights = drawn(mass, means, whole, self.session.seed, matched)
+            points, weights = drawn(mass, means, whole, self.session.seed, matched, narrowest)
             rows = model.rows_at(points)
             out.append(Sketch(points, rows, weights, _beside(holder, rows)))
         return out

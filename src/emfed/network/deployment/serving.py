@@ -315,7 +315,9 @@ class _Shown:
     def miss(self, silent: list[str]) -> None:
         """Say whom the run waits for: a masked round needs everybody, for minutes."""
         minutes = int(time.monotonic() - self.began) // 60
-        why = f"no answer from {', '.join(silent)}" + f" for {minutes} min" * bool(minutes)
+        said = self._transport.objections
+        names = [f"{name} ({said[name]})" if name in said else name for name in silent]
+        why = f"no answer from {', '.join(names)}" + f" for {minutes} min" * bool(minutes)
         if self.masked:
             why += "; without it there is no sum, so the run waits some minutes (`emfed control "
             why += "expel` goes on at once)"

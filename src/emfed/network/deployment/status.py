@@ -190,6 +190,8 @@ class Noted(Transport):
     def __init__(self, inner: Transport, door: Door | None = None) -> None:
         self._inner, self._door = inner, Door(None, None) if door is None else door
         self.refusals: dict[str, str] = {}
+        self.objections: dict[str, str] = {}
+        """What else the last answers of workers were that told nothing, in words."""
         self.contacts: dict[str, tuple[float, float]] = {}
         self.traffic: dict[str, dict[str, list[int]]] = {"up": {}, "down": {}}
         self._known: set[str] = set()
@@ -242,18 +244,23 @@ class Noted(Transport):
         for message in sent.values():
             self._count("down", message)
         self._asked = began, {*sent}
-        for key, answer in self._inner.deliver(sent, deadline):
-            self._asked[1].discard(key)
-            self.contacts[key] = time.time(), (seconds := time.monotonic() - began)
-            self._note_slow(key, seconds)
-            self._count("up", answer)
-            self.note(key, answer)
-            heard.add(key)
-            yield key, answer
-        self._asked = began, set()
-        silent = sent.keys() - heard | sent.keys() & self.refusals.keys()
-        if silent and self.on_silence is not None:
-            self.on_silence(sorted(silent))
+        waited = False
+        try:
+            for key, answer in self._inner.deliver(sent, deadline):
+                self._asked[1].discard(key)
+                self.contacts[key] = time.time(), (seconds := time.monotonic() - began)
+                self._note_slow(key, seconds)
+                self._count("up", answer)
+                self.note(key, answer)
+                heard.add(key)
+                yield key, answer
+            waited = True
+        finally:  # who takes the answers may have heard enough
+            self._asked = began, set()
+            silent = sent.keys() & (self.refusals | self.objections).keys()
+            silent |= sent.keys() - heard if waited else set()
+            if silent and self.on_silence is not None:
+                self.on_silence(sorted(silent))
 
     def late(self) -> str:
         """Who was asked some time ago and has not answered, in words; empty if nobody."""
@@ -284,6 +291,7 @@ class Noted(Transport):
     def note(self, key: str, answer: bytes) -> None:
         """Keep or forget a refusal; its words come from elsewhere and may hold anything."""
         self.refusals.pop(key, None)
+        self.objections.pop(key, None)
         try:
             if kind_of(answer) is Kind.REFUSAL:
                 reason, words, _ = decode_refusal(open_refusal(answer)[1])
@@ -292,6 +300,8 @@ class Noted(Transport):
                 elif reason is Reason.DAMAGED:
                     words = f"it does not understand a message ({printable(words)})"
                     self.refusals[key] = f"{words}: if that stays so, {SAME_RELEASE}."
+                else:
+                    self.objections[key] = printable(words)
         except OtherRelease as error:
             self.refusals[key] = str(error)
         except WireError:
