@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from pathlib import Path
 from typing import Any
@@ -121,6 +122,22 @@ def test_a_sketch_has_the_variances_of_all_rows(seed: int, count: int) -> None:
         if np.all(np.diagonal(between) < 0.9):
             found = weights @ points**2 - (weights @ points) ** 2
             np.testing.assert_allclose(found, wanted, rtol=0.35)
+
+
+def test_columns_that_do_not_go_together_are_not_columns_of_which_nobody_knows() -> None:
+    """Principal components: buckets go together, so rows within them must go the other way."""
+    rng = np.random.default_rng(1)
+    mass, means = np.full(40, 1 / 40), rng.normal(size=(40, 2)) @ np.array([[0.6, 0.5], [0.0, 0.1]])
+    means -= mass @ means
+    found = []
+    for matched, whole in itertools.product((False, True), (np.eye(2), np.ones(2))):
+        points, weights = drawn(mass, means, whole, 0, matched)
+        found.append((weights * points.T) @ points)
+        if matched:
+            np.testing.assert_allclose(np.diagonal(found[-1]), 1.0)
+    assert found[0][0, 1] < 0 < found[1][0, 1]
+    assert abs(found[2][0, 1]) < 1e-9
+    assert found[3][0, 1] > 0.05
 
 
 @pytest.mark.parametrize(

@@ -355,7 +355,10 @@ class StartsFromClusters(Protocol):
 
     @property
     def moment_of_rows(self) -> FloatArray | None:
-        """The second moment of all rows in that frame, ``(d, d)``, if the opening told it."""
+        """The second moment of all rows in that frame, if the opening told it: ``(d, d)``.
+
+        ``(d,)`` where it told those of columns alone.
+        """
 
 
 @runtime_checkable

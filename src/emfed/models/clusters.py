@@ -222,7 +222,7 @@ class Clusters(Model):
 
     @property
     def moment_of_rows(self) -> FloatArray | None:
-        return None if self.spreads is None else np.diag(self.spreads)
+        return self.spreads
 
     def rows_at(self, points: FloatArray) -> FloatArray:
         return points * self._frame.scale + self._frame.origin

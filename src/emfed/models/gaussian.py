@@ -481,7 +481,7 @@ class GaussianMixture(MixtureModel):
         moment = self.constants.second_moment
         if moment.ndim == 2:
             return moment
-        return np.diag(self.column_moments) if len(self.column_moments) else None
+        return self.column_moments if len(self.column_moments) else None
 
     def settle_clusters(
         self, mass: FloatArray, centres: FloatArray

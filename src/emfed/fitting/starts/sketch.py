@@ -235,7 +235,7 @@ own: eigenvalues are right to 1e-16 of the largest, and columns of seconds stand
 
 def _unit_of(whole: FloatArray) -> FloatArray | None:
     """The spread of each column; None where they are about alike."""
-    variances = np.diagonal(whole)
+    variances = np.diagonal(whole) if whole.ndim == 2 else whole
     varies = variances > 0
     if not varies.any() or variances[varies].min() >= NARROW_COLUMN * variances.max():
         return None
@@ -252,11 +252,11 @@ def drawn(
 ) -> tuple[FloatArray, FloatArray]:
     """Points in the frame, drawn from buckets with these shares and means, and their weights.
 
-    Their covariance is that of all rows, ``whole``, to the last digit if it is ``matched``; where
-    nobody knows it, variances are 1.
+    Their covariance is that of all rows, ``whole``, to the last digit if it is ``matched``; of
+    columns alone, their variances are; where nobody knows them, they are 1.
     """
     if whole is not None and (unit := _unit_of(whole)) is not None:
-        inner = whole / np.outer(unit, unit)
+        inner = whole / (np.outer(unit, unit) if whole.ndim == 2 else unit**2)
         points, weights = drawn(mass, means / unit, inner, seed, matched, narrowest)
         return points * unit, weights
     rows = min(max(ROWS, ROWS_PER_BUCKET * len(mass)), MOST_ROWS)
@@ -265,9 +265,9 @@ def drawn(
     between = (mass[:, None] * means).T @ means
     values = 1 - np.diagonal(between)
     within = np.diag(np.sqrt(np.maximum(values, narrowest)))
-    if whole is not None and not np.any(whole - np.diag(np.diagonal(whole))):
+    if whole is not None and whole.ndim == 1:
         # Spreads of columns alone: how columns go together is known of the buckets, and not of all.
-        spread = np.sqrt(np.diagonal(whole))
+        spread = np.sqrt(whole)
         varies = spread > 0
         values = np.where(varies, 1 - np.diagonal(between) / np.where(varies, spread**2, 1.0), 0.0)
         within = np.diag(spread * np.sqrt(np.maximum(values, narrowest)))
@@ -287,5 +287,8 @@ def drawn(
     if matched and whole is not None:  # a common covariance of components leaves chance no room
         points = points - weights @ points / weights.sum()
         now = (weights[:, None] * points).T @ points / weights.sum()
-        points = points @ _power(now, -0.5) @ _power(whole, 0.5)
+        if whole.ndim == 2:
+            points = points @ _power(now, -0.5) @ _power(whole, 0.5)
+        else:
+            points = points * np.sqrt(whole / np.maximum(np.diagonal(now), 1e-300))
     return points, weights

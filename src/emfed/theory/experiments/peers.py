@@ -179,18 +179,22 @@ def averaging(
     while True:
         own = np.tile(x, (n, 1))
         try:
-            for _ in range(local):
-                slope = chart.direction(own, tables.moments(chart.parameters(own)))
-                own = own + step * (slope + common - controls)
+            with np.errstate(over="ignore", invalid="ignore"):
+                for _ in range(local):
+                    slope = chart.direction(own, tables.moments(chart.parameters(own)))
+                    own = own + step * (slope + common - controls)
         except np.linalg.LinAlgError:  # the steps are too long
+            return
+        if not np.isfinite(own).all():
             return
         sent = (own - x).astype(np.float32).astype(np.float64)
         if corrected:
             controls = controls - common + sent / (local * step)
             common = tables.shares @ controls
         x = x + tables.shares @ sent
-        params = chart.parameters(x)
-        if not (np.isfinite(x).all() and is_positive_definite(params.covariances)):
+        with np.errstate(over="ignore", invalid="ignore"):
+            params = chart.parameters(x)
+        if not is_positive_definite(params.covariances):
             return
         yield Point(params, float(local), upload)
 
