@@ -214,7 +214,7 @@ def _make_rounds(
     drops = settings.drop and not watched and settings.tol != 0 and not settings.held_out
     candidates = Candidates(settings.criterion, drops)
     curve = Curve() if watch.curve else None
-    own = [hook for hook in (climb, candidates if len(parts) > 1 else None) if hook is not None]
+    own: list[Any] = [hook for hook in (climb, candidates if len(parts) > 1 else None) if hook]
     if isinstance(settings.start, str) and size > 1 and can_move(session, parts):
         own.append(Moves())  # a given start is meant, and one worker's has seen the rows
     hooks = _onlookers(run, own, curve, watch, goes_on)
