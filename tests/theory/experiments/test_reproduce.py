@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import markupsafe
@@ -11,6 +12,7 @@ import polars as pl
 import pytest
 
 from emfed.core.errors import DataError, SettingsError
+from emfed.core.storage.disk import Disk
 from emfed.theory.experiments import NAMES, load_experiment, reproduce
 from tests.artifacts.browser import Browser
 from tests.cli.test_main import emfed_command
@@ -120,6 +122,14 @@ def test_seeds_count_from_the_one_given_and_seconds_are_kept(tmp_path: Path) -> 
     assert set(pl.read_parquet(tmp_path / "out" / "synthetic.parquet")["seed"]) == {40, 41}
     (first,) = result.outcomes
     assert first.processor_seconds > 0
+    assert first.not_judged == []
+    assert result.missing == []
+    blind = replace(result, outcomes=[replace(first, verdicts=[], not_judged=["of storms"])])
+    assert not blind.holds, "no claim failed, since none could be judged"
+    assert blind.missing == [
+        "Not judged: 1 claims of synthetic, since EMFED_DATA names no folder with their data."
+    ]
+    assert replace(blind, summary={"quick": True}).holds
     (again,) = reproduce(["synthetic"], tmp_path / "out", seed=40, config=config).outcomes
     assert again.processor_seconds == first.processor_seconds, "a resumed call adds nothing"
 
@@ -137,11 +147,16 @@ def test_without_data_others_still_run(tmp_path: Path, monkeypatch: pytest.Monke
     assert "Not run: mnist" in page
 
 
-def test_measures_follow_from_records(tmp_path: Path) -> None:
+def test_measures_follow_from_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the report says is what the records hold: recomputed here by hand."""
     config = tmp_path / "own.toml"
     config.write_text(CONFIG)
+    made = {config}
+    real = Disk.create
+    monkeypatch.setattr(Disk, "create", lambda s, path, data: made.add(path) or real(s, path, data))
     result = reproduce(["synthetic"], tmp_path, config=config)
+    # A full disk then leaves no torn file, and the message names the one that had no room.
+    assert {path for path in tmp_path.rglob("*") if path.is_file()} == made
     records = pl.read_parquet(tmp_path / "synthetic.parquet")
     for run in ("FedEM", "VR-FedEM"):
         part = records.filter((pl.col("run") == run) & pl.col("squared_h").is_not_null())

@@ -28,13 +28,13 @@ _LEAD = (
 
 
 def report_page(
-    done: Sequence[Done], skipped: Mapping[str, str], facts: Mapping[str, str], holds: bool
+    done: Sequence[Done], missing: Sequence[str], facts: Mapping[str, str], holds: bool
 ) -> Page:
-    """All experiments on one page, the verdicts first."""
+    """All experiments on one page, the verdicts first; ``missing`` says what is not there."""
     verdicts = [verdict for _, _, these in done for verdict in these]
     good = sum(verdict.holds for verdict in verdicts)
     text = [*_LEAD, f"{good} of {len(verdicts)} claims hold, each for every seed."]
-    text += [f"Not run: {name}. {reason}" for name, reason in skipped.items()]
+    text += missing
     if any(experiment.quick for experiment, _, _ in done):
         text.append("This is the quick version. The sentences below describe the full one.")
     for experiment, _, _ in done:
