@@ -46,6 +46,8 @@ def test_quick_version_holds(
     assert {"name", "value", "expected", "holds"} <= set(summary["verdicts"][0])
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert markupsafe.escape(experiment.title) in page
+    guesses = "What the paper prints, and what we run" in page
+    assert guesses != ("The paper has no such run: all settings are ours." in page)
     assert page.count('<img src="data:image/svg+xml;base64,') == len(pictures)
 
 
@@ -78,7 +80,8 @@ def test_a_claim_that_fails_shows_in_the_exit_code(tmp_path: Path) -> None:
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     by_name = {v["name"]: v for v in summary["verdicts"]}
     assert by_name["FedEM's |H|² stays far above |h|²"]["holds"] is False
-    assert 'class="fails"' in (tmp_path / "out" / "report.html").read_text()
+    page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    assert page.rindex('class="fails"') < page.index('class="holds"'), "what fails comes first"
     again = emfed_command(*arguments, "--json")
     assert again.returncode == 1
     printed = json.loads(again.stdout)

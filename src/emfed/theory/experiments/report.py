@@ -59,7 +59,7 @@ def report_page(
                 number(v.value),
                 v.expected,
             )
-            for v in verdicts
+            for v in sorted(verdicts, key=lambda v: v.holds)  # those that fail come first
         ],
     )
     title = done[0][0].title if len(done) == 1 else "Experiments"
@@ -76,9 +76,10 @@ def _section(experiment: Experiment, findings: Findings) -> Section:
             for name, values in findings.measures.items()
         ],
     )
+    ours = () if experiment.paper else ("The paper has no such run: all settings are ours.",)
     return Section(
         experiment.title,
-        (experiment.about, experiment.shows),
+        (experiment.about, experiment.shows, *ours),
         list(findings.figures.values()),
         (*findings.tables, *_printed(experiment)),
         (measures, *_settings(experiment)),

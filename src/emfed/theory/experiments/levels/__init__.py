@@ -52,7 +52,7 @@ def analyse(traces: Traces) -> Findings:
             (
                 r,
                 f"{np.median(rounds[r]):.0f}",
-                f"{np.median(size[r]):.0f}",
+                f"{np.median(size[r]):,.0f}",
             )
             for r in runs
         ],
