@@ -305,8 +305,8 @@ def _no_role(traces: Traces) -> ClaimPart:
     apart = np.abs(paths / paths[0] - 1).max(axis=(0, 2))
     caption = (
         '"When there is no compression ..., we prove that the introduction of the random variables '
-        "V_{k,i}'s play no role whatever α > 0 and the choice of the V_{0,i}'s\" (below Theorem 1): "
-        "FedEM on batches of 5 rows. The three lines lie one upon the other."
+        "V_{k,i}'s play no role whatever α > 0 and the choice of the V_{0,i}'s\" (below Theorem 1)."
+        " FedEM on batches of 5 rows; the three lines lie one upon the other."
     )
     lines = [
         band(f"α = {a}", [(t["round"], t["squared_h"]) for t in g])
