@@ -695,8 +695,8 @@ class Site:
         """
         assert self._sums is not None
         store = self._store(header.run)
-        fresh = self._sums.ready(store, header.round, about, subject, blocks, private)
-        return Kind.READY, fresh.to_bytes(8, "little"), f"ready: {note}"
+        told = self._sums.ready(store, header.round, about, subject, blocks, private, header.worker)
+        return Kind.READY, told, f"ready: {note}"
 
     def _waits(self, header: Header, about: bytes) -> tuple[Kind, bytes, str] | None:
         """The same word again, where the answer waits: a repeated message costs no look at rows."""
@@ -740,6 +740,8 @@ class Site:
         if kind is Kind.ROSTER:
             number, start = decode_count(body)
             decode_roster(body[start:])
+            if self._sums is not None:
+                self._sums.forget_last(store)
             known = store.roster()
             if known is None or (known != body and number >= decode_count(known)[0]):
                 store.put_roster(body)
