@@ -11,7 +11,6 @@ import itertools
 import json
 import os
 import platform
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -29,7 +28,7 @@ from rich.table import Table
 from threadpoolctl import threadpool_info, threadpool_limits
 
 import emfed
-from benchmarks.answer import bench_answer
+from benchmarks.answer import bench_answer, commit
 from benchmarks.answer_network import bench_answer_network
 from benchmarks.cluster import bench_cluster
 from benchmarks.esteps import bench_esteps
@@ -689,7 +688,9 @@ def merged(console: Console) -> list[dict[str, Any]]:
     return rows
 
 
-def answer(console: Console) -> list[dict[str, Any]]:
+def answer(
+    console: Console, keep: Path | None = None, minutes: float = np.inf
+) -> list[dict[str, Any]]:
     """Bytes to the pooled answer, beside uncompressed federated EM."""
     if not os.environ.get("EMFED_DATA"):
         console.print("Bytes to the pooled answer: set EMFED_DATA to the folder of real data.")
@@ -701,7 +702,9 @@ def answer(console: Console) -> list[dict[str, Any]]:
         return f"{found['rounds']:g}", f"{found['up']:,.0f} / {found['down']:,.0f}"
 
     rows, lines = [], []
-    for row in bench_answer():
+    chosen = tuple(filter(None, os.environ.get("EMFED_SETS", "").split(";")))
+    seeds = int(os.environ.get("EMFED_SEEDS", "5"))
+    for row in bench_answer(chosen, seeds, keep, minutes):
         rows.append(row)
         for nats in ("0.001", "1e-05"):
             found = row[nats]
@@ -712,14 +715,16 @@ def answer(console: Console) -> list[dict[str, Any]]:
                     nats,
                     *told(found["float32"]),
                     *told(found),
-                    f"{found['runs']} of 5",
-                    max(row["guard_hits"]),
+                    f"{found['runs']} of {row['seeds']}",
+                    " ".join("-" if one is None else str(one) for one in found["each"]),
+                    max(row["guard_hits"], default=0),
                     f"{row['opening']:,.0f} + {row['envelope']:.0f} a round",
                 )
             )
-        console.print(f"{row['set']}: done")
-    headings = ("set", "n", "nats", "rounds", "float32", "rounds", "auto", "runs", "guard", "more")
-    title = "Bytes up / down a worker until the pooled answer is kept (median of 5 seeds)"
+        console.print(f"{row['set']}: done, commit {', '.join(row['commits'])}")
+    ours = ("rounds", "auto", "runs", "each seed", "guard", "more")
+    headings = ("set", "n", "nats", "rounds", "float32", *ours)
+    title = "Bytes up / down a worker until the pooled answer is kept (medians of seeds)"
     show(console, title, headings, lines)
     return rows
 
@@ -753,7 +758,8 @@ def answer_network(
         own = [row for row in rows if row["set"] == chosen_set]
         lines = [tuple(told(row, name) for name in headings) for row in own]
         after = {row["nats"]: row["float32 rounds"] for row in own if row["float32 rounds"]}
-        title = f"{chosen_set}: bytes a worker, medians; float32 EM takes rounds {after}"
+        made = ", ".join(own[0]["commits"])
+        title = f"{chosen_set}: bytes a worker, medians; float32 EM takes rounds {after} ({made})"
         show(console, title, headings, lines)
     return rows
 
@@ -953,10 +959,9 @@ def machine() -> dict[str, Any]:
         names = [x for x in described.read_text().splitlines() if x.startswith("model name")]
         model = names[0].split(":", 1)[1].strip() if names else model
     blas = {pool["internal_api"]: pool.get("version") for pool in threadpool_info()}
-    commit = ["git", "describe", "--always", "--dirty", "--exclude", "*"]
     return {
         "date": datetime.now(UTC).date().isoformat(),
-        "commit": subprocess.run(commit, capture_output=True, text=True).stdout.strip(),
+        "commit": commit(),
         "load": round(os.getloadavg()[0], 1),
         "processor": model,
         "cores": os.cpu_count(),
@@ -1004,6 +1009,7 @@ def main() -> None:
         "estimators": partial(estimators, keep=arguments.keep, minutes=arguments.minutes),
         "hostile": partial(hostile, keep=arguments.keep, minutes=arguments.minutes),
         "privacy": partial(privacy, keep=arguments.keep, minutes=arguments.minutes),
+        "answer": partial(answer, keep=arguments.keep, minutes=arguments.minutes),
         "answer-network": partial(answer_network, keep=arguments.keep, minutes=arguments.minutes),
         "imputation": partial(imputation, keep=arguments.keep, minutes=arguments.minutes),
         "field-bounds": partial(field_bounds, keep=arguments.keep, minutes=arguments.minutes),

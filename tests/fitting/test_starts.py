@@ -21,7 +21,7 @@ from emfed.fitting import moving
 from emfed.fitting.driver import begin_run, start_at
 from emfed.fitting.session import Session
 from emfed.fitting.settings import FitSettings
-from emfed.fitting.starts import search
+from emfed.fitting.starts import search, start_search
 from emfed.fitting.starts.sketch import Sketch, drawn
 from emfed.fitting.starts.start_search import _own_sketch
 from emfed.models.clusters import Buckets, lloyd, seed_centres
@@ -351,6 +351,31 @@ def test_loop_and_stacked_find_the_same_start() -> None:
     np.testing.assert_allclose(
         found[0].state.statistics, found[1].state.statistics, rtol=1e-8, atol=1e-10
     )
+
+
+@pytest.mark.parametrize("n_init", [1, 2])
+def test_very_many_workers_are_represented_by_some(
+    n_init: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(start_search, "PANEL", 40)
+    monkeypatch.setattr(start_search, "PANEL_ROWS", 300)
+    rng = np.random.default_rng(0)
+    rows = rng.normal(size=(1200, 2)) + 8 * rng.integers(0, 3, size=(1200, 1))
+    tables = [*np.split(rows[:1000], 500), rows[1000:]]  # one holds a sixth of all rows
+    session = opened(emfed.gaussian_mixture(3, "spherical"), tables)
+    who = start_search._panel(session)
+    panel = who.draw(0, 1, 501)
+    p = who.probabilities(panel, 501)
+    np.testing.assert_allclose((session.weights[panel] / p).sum(), 1)
+    assert 500 in panel
+    assert len(panel) == 125
+    (found,) = search(session, [0], "k-means", n_init)
+    model = session.bound.part(0)
+    means = model.to_user(model.maximize(found)).means
+    np.testing.assert_allclose(np.sort(means[:, 0]), [0, 8, 16], atol=1)
+    if n_init == 1:  # of several starts everyone is asked for the likelihoods
+        up = session.ledger.to_frame().filter(kind="start", direction="up")
+        assert up["worker"].to_list() == panel.tolist()
 
 
 def test_a_race_keeps_a_good_start() -> None:
