@@ -41,6 +41,7 @@ kind = "gaussian-mixture"
 n_components = {components}
 
 [algorithm]
+kind = "FedEM"
 compressor = "dithering:4"
 step_size = 0.3
 
