@@ -52,7 +52,7 @@ def test_a_factor_that_records_cannot_show_is_not_taken_for_none() -> None:
         drawn = Posterior(fit, cells, fit.fit(cells), seed, 80)
         sizes.append(np.sqrt((drawn.sites[:, :, 0] ** 2).mean(axis=1)))
     quartiles = np.quantile(sizes, (0.25, 0.5, 0.75))
-    assert quartiles == pytest.approx(gamma.ppf((0.25, 0.5, 0.75), 2.0, scale=1 / 3), rel=0.3)
+    assert quartiles == pytest.approx(gamma.ppf((0.25, 0.5, 0.75), 2.0, scale=1 / 4), rel=0.3)
 
 
 def test_bounds_of_counts_are_as_wide_whatever_their_size() -> None:
