@@ -292,7 +292,8 @@ class Side:
         if noise is None:
             return out, np.zeros(rights.shape[:-1])
         factor = np.linalg.cholesky(system)
-        return out, np.linalg.solve(factor.transpose(0, 2, 1), noise[..., None])[..., 0]
+        jump = np.linalg.solve(factor.transpose(0, 2, 1), noise[..., None])[..., 0]
+        return out, np.asarray(jump, dtype=np.float64)
 
 
 def _solve_banded(
