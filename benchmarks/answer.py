@@ -2,13 +2,17 @@
 
 Every set starts where federated k-means leads (`start="k-means"`), the same start for all runs, and
 the target is the log-likelihood at which pooled EM ends from it. A run has reached 1e-3 (or 1e-5)
-nats a sample when it stays within that to its end. Bytes are the ledger's payload, up, per worker,
-in rounds; the opening exchange (summaries, S_0) and envelopes are told apart.
+nats a sample when it stays within that to its end, which is after `CALM` rounds there. Bytes are
+the ledger's payload, up, per worker, in rounds; the opening exchange (summaries, S_0) and envelopes
+are told apart.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +24,9 @@ import numpy as np
 import emfed
 
 SEEDS = 5
+NATS = (1e-3, 1e-5)
+CALM = 10
+"""Rounds in a row at the least mark after which a run is taken to stay there."""
 AIR = ("PM2.5", "PM10", "SO2", "NO2", "CO", "O3", "TEMP", "PRES", "DEWP", "WSPM")
 HEART = ("age", "trestbps", "chol", "thalach", "oldpeak")
 
@@ -78,6 +85,43 @@ def sets() -> Iterator[tuple[str, Any, emfed.data.WorkerData, emfed.AutoEM, int]
     yield "Heart full, follow_em", full, heart, emfed.AutoEM(follow_em=True), 250
 
 
+class Arrived:
+    """Ends a run that has been at the least mark for some rounds: the others tell nothing more."""
+
+    def __init__(self, mark: float) -> None:
+        self._mark, self._calm = mark, 0
+
+    def __call__(self, record: Any) -> bool:
+        self._calm = self._calm + 1 if record.objective <= self._mark else 0
+        return self._calm >= CALM
+
+
+class Runs:
+    """What was run, by name, in a file to go on from; and a time after which nothing is begun."""
+
+    def __init__(self, path: Path | None = None, minutes: float = np.inf) -> None:
+        self._path, self._until = path, time.monotonic() + 60 * minutes
+        self.found: dict[str, Any] = {}
+        if path is not None and path.exists():
+            self.found = json.loads(path.read_text(encoding="utf-8"))
+
+    def lacks(self, name: str) -> bool:
+        """Whether this is to be run now."""
+        return name not in self.found and time.monotonic() < self._until
+
+    def keep(self, name: str, found: Any) -> None:
+        """Keep what a run found, and of which commit it is."""
+        self.found |= {name: found, f"{name}/commit": commit()}
+        if self._path is not None:
+            self._path.write_text(json.dumps(self.found, default=float) + "\n", encoding="utf-8")
+
+
+def commit() -> str:
+    """The commit of this checkout, with a word where it was changed."""
+    words = ["git", "describe", "--always", "--dirty", "--exclude", "*"]
+    return subprocess.run(words, capture_output=True, text=True).stdout.strip()
+
+
 def _curve(
     model: Any, workers: Any, algorithm: Any, start: Any, target: float, rounds: int, seed: int
 ) -> dict[str, Any]:
@@ -90,6 +134,7 @@ def _curve(
         rounds=rounds,
         seed=seed,
         monitor=emfed.fitting.Monitor(mean_field=False),
+        callbacks=[Arrived(target + NATS[-1])],
     )
     records, n = result.records[1:], workers.size
     sums = result.ledger.summary()
@@ -122,32 +167,78 @@ def reached(curve: dict[str, Any], nats: float) -> dict[str, Any]:
     }
 
 
-def bench_answer() -> Iterator[dict[str, Any]]:
-    """One row per set; medians over seeds of the dither."""
+def _start(model: Any, workers: Any) -> dict[str, Any]:
+    """Where all runs of a set begin, where pooled EM ends from there, and float32 EM on the way."""
     exact = emfed.Identity("float32")
     plain = emfed.FedEM(exact, step_size=1.0, broadcast=exact)
+    start = emfed.fit(model, workers, start="k-means", rounds=0).params
+    pooled = emfed.fit(model, workers, start=start, tol=1e-9, rounds=1500)
+    target = -pooled.log_likelihood(workers.rows)
+    beside = _curve(model, workers, plain, start, target, 300, 0)
+    return {
+        "target": target,
+        "pooled_rounds": pooled.rounds,
+        "float32": {f"{nats:g}": reached(beside, nats) for nats in NATS},
+    }
+
+
+def _seed(
+    model: Any, workers: Any, algorithm: Any, target: float, rounds: int, seed: int
+) -> dict[str, Any]:
+    """One seed of the dither."""
+    start = emfed.fit(model, workers, start="k-means", rounds=0).params
+    curve = _curve(model, workers, algorithm, start, target, rounds, seed)
+    told = {name: curve[name] for name in ("opening", "envelope", "guard_hits")}
+    return told | {f"{nats:g}": reached(curve, nats) for nats in NATS}
+
+
+def bench_answer(
+    names: tuple[str, ...] = (),
+    seeds: int = SEEDS,
+    keep: Path | None = None,
+    minutes: float = np.inf,
+) -> Iterator[dict[str, Any]]:
+    """One row per set; medians over seeds of the dither.
+
+    What is in the file ``keep`` is not run again, and nothing begins after so many minutes: calls
+    add up to the whole.
+    """
+    runs = Runs(keep, minutes)
+    warnings.simplefilter("ignore", emfed.EmfedWarning)
     for name, model, workers, algorithm, rounds in sets():
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", emfed.EmfedWarning)
-            start = emfed.fit(model, workers, start="k-means", rounds=0).params
-            pooled = emfed.fit(model, workers, start=start, tol=1e-9, rounds=1500)
-            target = -pooled.log_likelihood(workers.rows)
-            beside = _curve(model, workers, plain, start, target, 300, 0)
-            curves = [
-                _curve(model, workers, algorithm, start, target, rounds, seed)
-                for seed in range(SEEDS)
-            ]
-        row: dict[str, Any] = {"set": name, "workers": workers.size, "pooled_rounds": pooled.rounds}
-        for nats in (1e-3, 1e-5):
-            found = [reached(curve, nats) for curve in curves]
-            good = [f for f in found if f["rounds"] is not None]
-            enough = len(good) > SEEDS // 2
-            row[f"{nats:g}"] = {
-                "runs": len(good),
-                "float32": reached(beside, nats),
-                **{k: median(f[k] for f in good) if enough else None for k in found[0]},
-            }
-        first = curves[0]
-        row |= {k: first[k] for k in ("opening", "envelope")}
-        row["guard_hits"] = [curve["guard_hits"] for curve in curves]
-        yield row
+        if names and not any(part in name for part in names):
+            continue
+        if runs.lacks(name):
+            runs.keep(name, _start(model, workers))
+        if name not in runs.found:
+            continue
+        first = runs.found[name]
+        for seed in range(seeds):
+            if runs.lacks(f"{name}/{seed}"):
+                found = _seed(model, workers, algorithm, first["target"], rounds, seed)
+                runs.keep(f"{name}/{seed}", found)
+        keys = [f"{name}/{seed}" for seed in range(seeds) if f"{name}/{seed}" in runs.found]
+        own = [runs.found[key] for key in keys]
+        yield {
+            "set": name,
+            "workers": workers.size,
+            "pooled_rounds": first["pooled_rounds"],
+            "seeds": len(own),
+            "commits": sorted({runs.found[f"{key}/commit"] for key in keys}),
+            "opening": own[0]["opening"] if own else 0.0,
+            "envelope": own[0]["envelope"] if own else 0.0,
+            "guard_hits": [run["guard_hits"] for run in own],
+            **{f"{nats:g}": _middle(own, f"{nats:g}", first) for nats in NATS},
+        }
+
+
+def _middle(own: list[dict[str, Any]], nats: str, first: dict[str, Any]) -> dict[str, Any]:
+    """Medians over the seeds that arrived, where most of them did; and each one's rounds."""
+    good = [run[nats] for run in own if run[nats]["rounds"] is not None]
+    enough = len(good) > len(own) // 2
+    return {
+        "runs": len(good),
+        "float32": first["float32"][nats],
+        "each": [run[nats]["rounds"] for run in own],
+        **{k: median(f[k] for f in good) if enough else None for k in ("rounds", "up", "down")},
+    }
