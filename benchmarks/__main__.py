@@ -280,10 +280,10 @@ def imputation(
 
 
 def field_bounds(
-    console: Console, keep: Path | None = None, minutes: float = np.inf
+    console: Console, keep: Path | None = None, minutes: float = np.inf, part: str = "1/1"
 ) -> list[dict[str, Any]]:
     """Coverage of bounds on simulated tables, every family: 500 tables each, hours in all."""
-    rows = list(bench_field_bounds(keep=keep, minutes=minutes))
+    rows = list(bench_field_bounds(keep=keep, minutes=minutes, part=part))
     levels = [name for name in rows[0] if name.endswith("%")] if rows else []
     lines = [
         (
@@ -988,6 +988,7 @@ def main() -> None:
     parser.add_argument("--sites", type=int, default=50, help="real sites to start")
     parser.add_argument("--keep", type=Path, help="a file of what was run, to go on from")
     parser.add_argument("--minutes", type=float, default=np.inf, help="begin no run later")
+    parser.add_argument("--part", default="1/1", help="1/2: the first half of tables of two")
     arguments = parser.parse_args()
     if arguments.section == ["page"]:
         return write_page(arguments.json or Path("build/benchmarks.json"))
@@ -1012,7 +1013,9 @@ def main() -> None:
         "answer": partial(answer, keep=arguments.keep, minutes=arguments.minutes),
         "answer-network": partial(answer_network, keep=arguments.keep, minutes=arguments.minutes),
         "imputation": partial(imputation, keep=arguments.keep, minutes=arguments.minutes),
-        "field-bounds": partial(field_bounds, keep=arguments.keep, minutes=arguments.minutes),
+        "field-bounds": partial(
+            field_bounds, keep=arguments.keep, minutes=arguments.minutes, part=arguments.part
+        ),
     }
     console = Console(width=110)
     figures: dict[str, Any] = {"machine": machine(), "tables": {}, "seconds": {}}
