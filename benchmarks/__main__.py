@@ -35,7 +35,7 @@ from benchmarks.esteps import bench_esteps
 from benchmarks.estimators import bench_pooled, bench_speed, bench_starts
 from benchmarks.faults import bench_faults
 from benchmarks.field_bounds import bench_field_bounds
-from benchmarks.figure import NATS, SET, bench_figure
+from benchmarks.figure import EVERY, NATS, SET, bench_figure, bench_pairs
 from benchmarks.files import bench_files
 from benchmarks.flower import bench_flower
 from benchmarks.gpu import bench_gpu
@@ -699,7 +699,24 @@ def figure(console: Console) -> list[dict[str, Any]]:
     ]
     title = f"{SET}: bytes of a worker until within {NATS:g} nats of pooled EM"
     show(console, title, ("run", "rounds", "up", "down"), lines)
+    if pairs := bench_pairs():
+        show_pairs(console, pairs)
     return rows
+
+
+def show_pairs(console: Console, pairs: list[dict[str, Any]]) -> None:
+    """Rounds from one start with masks and without."""
+    words = [
+        (
+            *(row["seed"], row["start"], f"{row['pooled']:.4f}", row["pooled rounds"]),
+            *(found or "-" for found in (*row["plain"], *row["masked"])),
+            *(f"{row[f'{name} ends']:+.4f}" for name in ("plain", "masked")),
+        )
+        for row in pairs
+    ]
+    rounds = ("1e-3", "1e-5", "masked 1e-3", "masked 1e-5")
+    headings = ("seed", "start of", "pooled EM", "its rounds", *rounds, "ends", "masked ends")
+    show(console, f"{SET}, every {EVERY}th row: rounds from the same start", headings, words)
 
 
 def network(console: Console) -> dict[str, Any]:
