@@ -640,12 +640,13 @@ def answer(
                     *told(found),
                     f"{found['runs']} of {row['seeds']}",
                     " ".join("-" if one is None else str(one) for one in found["each"]),
+                    "; ".join(told(row["one step"][nats])),
                     max(row["guard_hits"], default=0),
                     f"{row['opening']:,.0f} + {row['envelope']:.0f} a round",
                 )
             )
         console.print(f"{row['set']}: done, commit {', '.join(row['commits'])}")
-    ours = ("rounds", "auto", "runs", "each seed", "guard", "more")
+    ours = ("rounds", "auto", "runs", "each seed", "one step", "guard", "more")
     headings = ("set", "n", "nats", "rounds", "float32", *ours)
     title = "Bytes up / down a worker until the pooled answer is kept (medians of seeds)"
     show(console, title, headings, lines)
