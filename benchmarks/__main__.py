@@ -39,6 +39,7 @@ from benchmarks.figure import EVERY, NATS, SET, bench_figure, bench_pairs
 from benchmarks.files import bench_files
 from benchmarks.flower import bench_flower
 from benchmarks.gpu import bench_gpu
+from benchmarks.hostile import bench_hostile
 from benchmarks.house import bench_house, wordy, write_table
 from benchmarks.imputation import Kept, bench_imputation, bench_index, goals
 from benchmarks.judging import bench_coverage, bench_exchanges, bench_mistakes
@@ -53,7 +54,14 @@ from benchmarks.right import bench_right
 from benchmarks.rounds import bench_rounds
 from benchmarks.scale import bench_scale
 from benchmarks.sites import COLUMNS, ROUNDS, ROWS, bench_sites
-from benchmarks.starts import FEW_ROWS, bench_choice, bench_counts, bench_gaps, bench_merged
+from benchmarks.starts import (
+    FEW_ROWS,
+    bench_choice,
+    bench_counts,
+    bench_gaps,
+    bench_k_means,
+    bench_merged,
+)
 from benchmarks.startup import bench_startup
 from benchmarks.theory import bench_theory
 
@@ -272,10 +280,10 @@ def imputation(
 
 
 def field_bounds(
-    console: Console, keep: Path | None = None, minutes: float = np.inf
+    console: Console, keep: Path | None = None, minutes: float = np.inf, part: str = "1/1"
 ) -> list[dict[str, Any]]:
     """Coverage of bounds on simulated tables, every family: 500 tables each, hours in all."""
-    rows = list(bench_field_bounds(keep=keep, minutes=minutes))
+    rows = list(bench_field_bounds(keep=keep, minutes=minutes, part=part))
     levels = [name for name in rows[0] if name.endswith("%")] if rows else []
     lines = [
         (
@@ -411,6 +419,75 @@ def right(console: Console) -> list[dict[str, Any]]:
     ]
     done = sum(row["within_1e-3"] for row in rows), sum(row["runs"] for row in rows)
     title = f"The default beside EM from the same start, K=4: {done[0]} of {done[1]} within 1e-3"
+    show(console, title, headings, lines)
+    return rows
+
+
+def hostile(
+    console: Console, keep: Path | None = None, minutes: float = np.inf
+) -> list[dict[str, Any]]:
+    """How the default ends on tables made to go wrong, by model, beside EM from the same start."""
+    rows = list(bench_hostile(keep=keep, minutes=minutes))
+    fitted = [row for row in rows if "gap" in row]
+    near, false = ([row for row in fitted if wanted(row)] for wanted in (_near, _false))
+    worse = [row for row in fitted if row["gained"] < -1e-9]
+    crashed = [row for row in rows if "crash" in row]
+    lines = []
+    for kind in dict.fromkeys(row["model"] for row in rows):
+        own = [row for row in fitted if row["model"] == kind]
+        rounds, gaps = ([row[name] for row in own] for name in ("rounds", "gap"))
+        lines.append(
+            (
+                kind,
+                len(own),
+                sum(map(_near, own)),
+                f"{max(gaps, default=np.nan):.1e}",
+                sum(gap < -1e-3 for gap in gaps),
+                sum(row["converged"] for row in own),
+                f"{np.median(rounds) if rounds else np.nan:.0f}",
+            )
+        )
+    title = (
+        f"{len(near)} of {len(fitted)} fits on hostile tables within 1e-3 of EM; {len(crashed)} "
+        f"crashes, {len(worse)} worse than the start, {len(false)} false claims, "
+        f"{len(rows) - len(fitted) - len(crashed)} refused"
+    )
+    headings = ("model", "fits", "within 1e-3", "largest gap", "above EM", "converged", "rounds")
+    show(console, title, headings, lines)
+    for row in (r for r in rows if r not in near or r in false or r in worse):
+        console.print(row)
+    return rows
+
+
+def _near(row: dict[str, Any]) -> bool:
+    return bool(row["gap"] <= 1e-3)
+
+
+def _false(row: dict[str, Any]) -> bool:
+    return bool(row["converged"] and row["more"] > 1e-3)
+
+
+def k_means(console: Console) -> list[dict[str, Any]]:
+    """Inertia of k-means by workers beside scikit-learn's."""
+    rows = list(bench_k_means())
+    lines = [
+        (
+            row["data"],
+            row["k"],
+            " ".join(f"{ratio:.3f}" for ratio in row["ratios"]),
+            f"{row['one start']:.3f}",
+            f"{row['rounds']:.0f}",
+            f"{row['bytes']:.1f}",
+        )
+        for row in rows
+    ]
+    every = [ratio for row in rows for ratio in row["ratios"]]
+    title = (
+        f"Inertia of {len(every)} k-means by workers over the best of five starts of scikit-learn: "
+        f"median {np.median(every):.3f}, above 1.05 in {sum(r > 1.05 for r in every)}, at most "
+        f"{max(every):.2f}"
+    )
+    headings = ("data", "K", "each seed", "sklearn, one start", "rounds", "x raw bytes")
     show(console, title, headings, lines)
     return rows
 
@@ -872,6 +949,8 @@ SECTIONS: dict[str, Callable[[Console], Any]] = {
     "estimators": estimators,
     "ends": lambda console: counts(console, (2, 4, 8), 1, 1000),
     "right": right,
+    "hostile": hostile,
+    "k-means": k_means,
     "privacy": privacy,
     "private-start": private_start,
     "starts": starts,
@@ -927,6 +1006,7 @@ def main() -> None:
     parser.add_argument("--sites", type=int, default=50, help="real sites to start")
     parser.add_argument("--keep", type=Path, help="a file of what was run, to go on from")
     parser.add_argument("--minutes", type=float, default=np.inf, help="begin no run later")
+    parser.add_argument("--part", default="1/1", help="1/2: the first half of tables of two")
     arguments = parser.parse_args()
     if arguments.section == ["page"]:
         return write_page(arguments.json or Path("build/benchmarks.json"))
@@ -946,11 +1026,14 @@ def main() -> None:
         ),
         "sites": partial(sites, number=arguments.sites),
         "estimators": partial(estimators, keep=arguments.keep, minutes=arguments.minutes),
+        "hostile": partial(hostile, keep=arguments.keep, minutes=arguments.minutes),
         "privacy": partial(privacy, keep=arguments.keep, minutes=arguments.minutes),
         "answer": partial(answer, keep=arguments.keep, minutes=arguments.minutes),
         "answer-network": partial(answer_network, keep=arguments.keep, minutes=arguments.minutes),
         "imputation": partial(imputation, keep=arguments.keep, minutes=arguments.minutes),
-        "field-bounds": partial(field_bounds, keep=arguments.keep, minutes=arguments.minutes),
+        "field-bounds": partial(
+            field_bounds, keep=arguments.keep, minutes=arguments.minutes, part=arguments.part
+        ),
     }
     console = Console(width=110)
     figures: dict[str, Any] = {"machine": machine(), "tables": {}, "seconds": {}}

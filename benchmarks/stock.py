@@ -21,6 +21,7 @@ kind = "gaussian-mixture"
 n_components = 2
 
 [algorithm]
+kind = "FedEM"
 step_size = 0.5
 
 [fit]

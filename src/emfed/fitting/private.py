@@ -32,7 +32,7 @@ import numpy as np
 
 from emfed.artifacts.model_card import Facts
 from emfed.artifacts.result import Result
-from emfed.core.errors import CheckpointError, DataError, SettingsError
+from emfed.core.errors import CheckpointError, DataError
 from emfed.core.ledger import Ledger
 from emfed.core.privacy import DEVIATION, Privacy, chi_quantile, epsilon_of, kept_square, step_for
 from emfed.core.protocols import Federation, FloatArray, IntArray, ServerState
@@ -43,12 +43,20 @@ from emfed.core.streams import Purpose, normals, uniforms
 from emfed.data.workers import as_workers
 from emfed.fitting.rounds import Rounds, opening_record
 from emfed.fitting.settings import FitSettings
-from emfed.models.bounded import CENTRES, KINDS, LARGEST_RADIUS, Asked, from_integers
+from emfed.models.bounded import (
+    CENTRES,
+    LARGEST_RADIUS,
+    Asked,
+    check_private,
+    from_integers,
+    needs_moments_alone,
+)
 from emfed.models.factory import gaussian_mixture
 from emfed.models.matrices import pack, raise_eigenvalues, unpack
 from emfed.models.parameters import GaussianParameters
 from emfed.models.sampling import covariance_parameters
 from emfed.network import StackedFederation
+from emfed.network.inprocess import stand_in
 from emfed.network.prices import Prices
 
 logger = logging.getLogger(__name__)
@@ -620,21 +628,6 @@ def _floors(error: FloatArray, d: int) -> FloatArray:
     return np.clip(np.sqrt(d) * error, 0.1, 0.9)
 
 
-def check_private(model: Any) -> None:
-    """Refuse a model whose rows have no bounded say."""
-    described = model.describe()
-    kind = described.get("covariance_type")
-    mixture = described.get("model") == "gaussian-mixture" and kind in KINDS
-    if not mixture and not needs_moments_alone(model):
-        raise SettingsError(
-            "epsilon goes with Gaussian mixtures (full, tied, diag, spherical) and with factor "
-            "analysis and ppca of one component, whose statistics are bounded once rows are "
-            "clipped; this model's are not covered yet. Leave epsilon out, or use one of these."
-        )
-    if described.get("covariance_prior") is not None:
-        raise SettingsError("epsilon goes with no covariance_prior: leave one of the two out.")
-
-
 def _as_kind(tied: GaussianParameters, kind: str) -> GaussianParameters:
     """Components with one covariance as those of another type of covariances."""
     k, whole = len(tied.weights), tied.covariances
@@ -646,13 +639,6 @@ def _as_kind(tied: GaussianParameters, kind: str) -> GaussianParameters:
         "spherical": np.full(k, squares.mean()),
     }
     return GaussianParameters(tied.weights, tied.means, given[kind])
-
-
-def needs_moments_alone(model: Any) -> bool:
-    """Whether the mean and covariance of all rows are all that a model needs."""
-    described = model.describe()
-    factors = described.get("model") in ("factor-analysis", "ppca")
-    return factors and described.get("n_components") == 1
 
 
 def remarks_of(run: PrivateRun) -> list[str]:
@@ -721,12 +707,6 @@ def private_result(run: PrivateRun, columns: Any, stopped: str) -> Result:
     )
 
 
-def _summary_shapes(model: Any, width: int) -> dict[str, tuple[int, ...]]:
-    """The shapes of what a site would tell of its rows without noise: a join names them."""
-    told = StackedFederation(as_workers([np.eye(width + 1, width)])).open(model)
-    return {name: values.shape[1:] for name, values in told.summaries.items()}
-
-
 def private_run(
     settings: FitSettings, federation: Federation, checkpoint: Path | None, resume: bool
 ) -> tuple[PrivateRun, tuple[str, ...] | None]:
@@ -754,7 +734,7 @@ def private_run(
     run = PrivateRun(federation, models, plan, rounds, settings.seed, ledger)
     if not federation.carries_bytes:
         run.prices = Prices(ledger, n, federation.masks)
-        shapes = _summary_shapes(model, width)
+        shapes = {n: v.shape[1:] for n, v in stand_in(model, width).summaries.items()}
         run.prices.open_private(model, shapes, (settings.columns, columns), privacy)
     run.keep_at(checkpoint, resume)
     run.open(width)

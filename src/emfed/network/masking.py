@@ -300,6 +300,11 @@ class RunKeys:
                 peers[number] = self._private.exchange(known)
         self._roster, self._peers = roster, peers
 
+    @property
+    def sites(self) -> int:
+        """This site and the others that it can verify: a server can't make them more."""
+        return 1 + len(self._peers)
+
     def strangers(self, members: SetMembers, me: int) -> list[int]:
         """Members of a set other than this site that are no site that it knows, each one once."""
         return [number for number in members if number != me and number not in self._peers]
