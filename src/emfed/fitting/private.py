@@ -77,8 +77,8 @@ four columns at epsilon 1: with 2.0 (3,000 rows) 10 of 16 fits ended 0.1 nats lo
 (6,000 rows) 1 of 16, of full and tied covariances with eight seeds each."""
 TRIED = 8
 """Starts that rows choose among where the sketch has few components. Of MNIST at epsilon 0.3 (18
-for 10) medians of eight seeds are 0.016 and 0.02 nats higher than with two, in two trials with other
-attempts; the noise of the comparison is 0.01 nats."""
+for 10) medians of eight seeds are 0.016 and 0.02 nats higher than with two, in two trials with
+other attempts; the noise of the comparison is 0.01 nats."""
 SKETCH_ROWS = 20_000
 """Rows of the sketch that starts are tried on: arithmetic of the server, which spends no budget.
 Not tuned."""
