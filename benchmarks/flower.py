@@ -36,6 +36,8 @@ from emfed.network.keys import make_server_keys, make_site_key, read_public_key
 
 ROUNDS = 6
 COLUMNS, COMPONENTS = 10, 10
+ROWS = 2000
+"""Of a site: a careful owner tells 660 statistics of no fewer rows than that."""
 CONFIG = """
 [model]
 kind = "gaussian-mixture"
@@ -67,7 +69,7 @@ def _median(values: list[float]) -> float:
 def ours(folder: Path, nodes: int) -> dict[str, Any]:
     """A run of ours."""
     text = CONFIG.format(components=COMPONENTS, rounds=ROUNDS + 1, nodes=nodes)
-    with Deployment(folder, mixture_tables(nodes, 500, COLUMNS), text, "flower") as deployment:
+    with Deployment(folder, mixture_tables(nodes, ROWS, COLUMNS), text, "flower") as deployment:
         # An empty app has no masks, and one site has nobody to add up with.
         shutil.rmtree(deployment.folder / "roster")
         (deployment.folder / "rules.toml").write_text("unmasked = true\n", encoding="utf-8")
