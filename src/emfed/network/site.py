@@ -25,7 +25,7 @@ import numpy as np
 
 from emfed.algorithms import build_algorithm
 from emfed.algorithms.steps import energy_in, settled
-from emfed.core.errors import DataError, SettingsError, WireError
+from emfed.core.errors import CheckpointError, DataError, SettingsError, WireError
 from emfed.core.privacy import Privacy, discrete_gaussian, epsilon_of, price_on
 from emfed.core.protocols import (
     WHOLE,
@@ -366,6 +366,14 @@ class Site:
             # The error may name a value; rows of a stream may be better the next time.
             text = "its data cannot be used by this model; its log says why"
             refusal = Refusal(Reason.REFUSED if header.kind is Kind.HELLO else Reason.FAILED, text)
+        except CheckpointError as error:
+            # Of what was spent and told: to begin anew is for the owner to decide.
+            logger.error(
+                "%s Put back a backup of it; or remove %s, and the site is one that lost its disk.",
+                error,
+                self.directory,
+            )
+            refusal = Refusal(Reason.FAILED, "a file of its memory is damaged; its log says which")
         except Exception as error:
             # A full disk is nobody's mistake: words are enough, every round anew.
             told = error if isinstance(error, OSError) else None
@@ -644,7 +652,10 @@ class Site:
         store, joined = self._known(header)
         keys = self._keys(header.run, joined)
         assert self._sums is not None
-        words, size = self._sums.masked(store, keys, header.worker, header.round, body)
+        told = self._sums.masked(store, keys, header.worker, header.round, body)
+        if told is None:
+            return Kind.LOST_MEMORY, b"", "the answer that was ready is lost: no content"
+        words, size = told
         return Kind.MASKED, words, f"{len(words)} bytes, masked: a part of the sum of {size} sites"
 
     def _ready(
