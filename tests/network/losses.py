@@ -132,29 +132,29 @@ class Losing(Transport):
     def _lose(self) -> None:
         getattr(self, f"_{self.loss}")()
 
-    def _again(self) -> None:
+    def again(self) -> None:
         """The site's process starts anew."""
         self.sites[VICTIM] = self._site(VICTIM)
 
     def _disk(self) -> None:
         shutil.rmtree(self.folder / VICTIM, ignore_errors=True)
-        self._again()
+        self.again()
 
     def _run(self) -> None:
         """What it knows of runs, and nothing else: a new instance under the secret of before."""
         for path in (self.folder / VICTIM).glob("*/"):
             shutil.rmtree(path)
-        self._again()
+        self.again()
 
     def _backup(self) -> None:
         shutil.rmtree(self.folder / VICTIM, ignore_errors=True)
         if (self.folder / "kept" / VICTIM).exists():
             shutil.copytree(self.folder / "kept" / VICTIM, self.folder / VICTIM)
-        self._again()
+        self.again()
 
     def _rows(self) -> None:
         self.tables[VICTIM] = self.tables[VICTIM] + 0.5
-        self._again()
+        self.again()
 
     def _rows_and_disk(self) -> None:
         self.tables[VICTIM] = self.tables[VICTIM][:-3] + 0.5
@@ -165,14 +165,14 @@ class Losing(Transport):
         key = make_private_key()
         known = {name: each.key.public_key() for name, each in self._known.items()}
         self._known[VICTIM] = SiteIdentity(VICTIM, key, known | {VICTIM: key.public_key()})
-        self._again()
+        self.again()
 
     def _damage(self) -> None:
         """Every file of a run holds something else."""
         for path in (self.folder / VICTIM).glob("*/*"):
             if path.is_file():
                 path.write_bytes(path.read_bytes()[:-7] + b"\0rubbish")
-        self._again()
+        self.again()
 
     def _server_backup(self) -> None:
         fit = self.config.place("folder") / "fit"

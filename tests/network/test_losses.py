@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 
 from emfed import fit, gaussian_mixture
+from emfed.core.registry import plain
+from emfed.core.wire import (
+    Header,
+    Kind,
+    as_json,
+    decode_refusal,
+    deflate,
+    kind_of,
+    open_refusal,
+    seal,
+)
+from emfed.network import texts
 from tests.network.losses import VICTIM, Ended, Losing
 
 LONGEST_SECONDS = 600.0
@@ -95,3 +109,28 @@ def test_whatever_is_lost_at_any_message_heals_or_ends_with_words(
         folder = tmp_path / str(when)
         folder.mkdir()
         lose(masks, "k-means", loss, when, folder)
+
+
+@pytest.mark.parametrize("harm", ["damaged", "full"])
+def test_a_site_tells_a_damaged_file_from_a_full_disk_without_a_traceback(
+    harm: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """To remove files is no advice for a full disk."""
+    network = Losing(tmp_path, True, "moments")
+    site = network.sites[VICTIM]
+    content = texts.hello(plain(gaussian_mixture(2).describe()), None, masks=True)
+    hello = Header(Kind.HELLO, 7, 1, 0, 0), deflate(as_json(content))
+    assert kind_of(site.step(seal(*hello))) is Kind.JOIN
+    if harm == "damaged":
+        (tmp_path / VICTIM / "secret").write_bytes(b"rubbish")
+        network.again()
+    else:
+        full = OSError(28, "No space left on device")
+        site.disk.create = mock.Mock(side_effect=full)  # type: ignore[method-assign]
+    message = seal(replace(hello[0], run=8), hello[1])
+    caplog.clear()
+    told = decode_refusal(open_refusal(network.sites[VICTIM].step(message))[1])[1]
+    assert "Traceback" not in caplog.text
+    assert ("is damaged" in told) is (harm == "damaged")
+    assert ("or remove" in caplog.text) is (harm == "damaged")
+    assert ("No space left" in caplog.text) is (harm == "full")

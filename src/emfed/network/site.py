@@ -366,20 +366,8 @@ class Site:
             # The error may name a value; rows of a stream may be better the next time.
             text = "its data cannot be used by this model; its log says why"
             refusal = Refusal(Reason.REFUSED if header.kind is Kind.HELLO else Reason.FAILED, text)
-        except CheckpointError as error:
-            # Of what was spent and told: to begin anew is for the owner to decide.
-            logger.error(
-                "%s Put back a backup of it; or remove %s, and the site is one that lost its disk.",
-                error,
-                self.directory,
-            )
-            refusal = Refusal(Reason.FAILED, "a file of its memory is damaged; its log says which")
         except Exception as error:
-            # A full disk is nobody's mistake: words are enough, every round anew.
-            told = error if isinstance(error, OSError) else None
-            logger.error("a message could not be answered: %s", told or "", exc_info=told is None)
-            text = "it could not be worked out here; its log says more"
-            refusal = Refusal(Reason.FAILED, text)
+            refusal = _failed(error, self.directory)
         if refusal is not None:
             kind, note = Kind.REFUSAL, f"{refusal.reason.name.lower().replace('_', ' ')}: {refusal}"
             body = encode_refusal(refusal.reason, refusal.text, refusal.instance)
@@ -1066,6 +1054,22 @@ class Site:
         if again and len(replies.workers):
             return state, replies
         return State(rows, request.round, request.statistics, state.phase), replies
+
+
+def _failed(error: Exception, directory: Path) -> Refusal:
+    """What a site says that cannot answer for now; the log has the rest.
+
+    A full disk is nobody's mistake: words are enough, every round anew. What was spent and told is
+    in files; where one is damaged, to begin anew is for the owner to decide.
+    """
+    disk = isinstance(error, OSError) or isinstance(error.__cause__, OSError)
+    if isinstance(error, CheckpointError) and not disk:
+        backup = "Put back a backup of it; or remove"
+        logger.error("%s %s %s: the site is then one that lost its disk.", error, backup, directory)
+        return Refusal(Reason.FAILED, "a file of its memory is damaged; its log says which")
+    told = error if disk else ""
+    logger.error("a message could not be answered: %s", told, exc_info=None if disk else error)
+    return Refusal(Reason.FAILED, "it could not be worked out here; its log says more")
 
 
 def _width_of(data: Workers) -> int:
