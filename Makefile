@@ -16,11 +16,13 @@ help: ## Show this list
 setup: $(STAMP) ## Create .venv with the package, its command and all tools
 
 $(STAMP): $(PACKAGE)
+	@echo "the tools for tests are installed into $(VENV): some minutes"
 	$(BIN)/python -m pip install --quiet --editable . --group dev
 	@touch $(STAMP)
 
 $(PACKAGE): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "emfed needs Python 3.11 or newer, set PYTHON=")'
+	@echo "emfed and what it needs are installed into $(VENV): a minute or two"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
 	$(BIN)/python -m pip install --quiet --editable .
