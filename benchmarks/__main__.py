@@ -370,7 +370,10 @@ def privacy(console: Console, keep: Path | None = None, minutes: float = np.inf)
     headings = ("data", "fit", *(f"epsilon {epsilon:g}" for epsilon in EPSILONS), "none")
     show(console, "Held-out nats a row: median (seeds)", headings, lines)
     audit = bench_audit(keep=keep, minutes=left)
-    words = "{proven:.2f} of {promised:g} proven at delta {delta:g}, of {runs:g} runs"
+    words = (
+        "{proven:.2f} of {promised:g} proven at delta {delta:g}, of {runs:g} runs; evidence of mu "
+        "{mu_seen:.3f} of {mu_promised:.3f}"
+    )
     console.print(f"audit, epsilon: {words.format(**audit) if 'proven' in audit else audit}")
     return {"nats": rows, "audit": audit}
 
