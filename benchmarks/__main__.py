@@ -35,7 +35,7 @@ from benchmarks.esteps import bench_esteps
 from benchmarks.estimators import bench_pooled, bench_speed, bench_starts
 from benchmarks.faults import bench_faults
 from benchmarks.field_bounds import bench_field_bounds
-from benchmarks.figure import NATS, SET, bench_figure
+from benchmarks.figure import EVERY, NATS, SET, bench_figure, bench_pairs
 from benchmarks.files import bench_files
 from benchmarks.flower import bench_flower
 from benchmarks.gpu import bench_gpu
@@ -370,7 +370,10 @@ def privacy(console: Console, keep: Path | None = None, minutes: float = np.inf)
     headings = ("data", "fit", *(f"epsilon {epsilon:g}" for epsilon in EPSILONS), "none")
     show(console, "Held-out nats a row: median (seeds)", headings, lines)
     audit = bench_audit(keep=keep, minutes=left)
-    words = "{proven:.2f} of {promised:g} proven at delta {delta:g}, of {runs:g} runs"
+    words = (
+        "{proven:.2f} of {promised:g} proven at delta {delta:g}, of {runs:g} runs; evidence of mu "
+        "{mu_seen:.3f} of {mu_promised:.3f}"
+    )
     console.print(f"audit, epsilon: {words.format(**audit) if 'proven' in audit else audit}")
     return {"nats": rows, "audit": audit}
 
@@ -717,12 +720,13 @@ def answer(
                     *told(found),
                     f"{found['runs']} of {row['seeds']}",
                     " ".join("-" if one is None else str(one) for one in found["each"]),
+                    "; ".join(told(row["one step"][nats])),
                     max(row["guard_hits"], default=0),
                     f"{row['opening']:,.0f} + {row['envelope']:.0f} a round",
                 )
             )
         console.print(f"{row['set']}: done, commit {', '.join(row['commits'])}")
-    ours = ("rounds", "auto", "runs", "each seed", "guard", "more")
+    ours = ("rounds", "auto", "runs", "each seed", "one step", "guard", "more")
     headings = ("set", "n", "nats", "rounds", "float32", *ours)
     title = "Bytes up / down a worker until the pooled answer is kept (medians of seeds)"
     show(console, title, headings, lines)
@@ -776,7 +780,24 @@ def figure(console: Console) -> list[dict[str, Any]]:
     ]
     title = f"{SET}: bytes of a worker until within {NATS:g} nats of pooled EM"
     show(console, title, ("run", "rounds", "up", "down"), lines)
+    if pairs := bench_pairs():
+        show_pairs(console, pairs)
     return rows
+
+
+def show_pairs(console: Console, pairs: list[dict[str, Any]]) -> None:
+    """Rounds from one start with masks and without."""
+    words = [
+        (
+            *(row["seed"], row["start"], f"{row['pooled']:.4f}", row["pooled rounds"]),
+            *(found or "-" for found in (*row["plain"], *row["masked"])),
+            *(f"{row[f'{name} ends']:+.4f}" for name in ("plain", "masked")),
+        )
+        for row in pairs
+    ]
+    rounds = ("1e-3", "1e-5", "masked 1e-3", "masked 1e-5")
+    headings = ("seed", "start of", "pooled EM", "its rounds", *rounds, "ends", "masked ends")
+    show(console, f"{SET}, every {EVERY}th row: rounds from the same start", headings, words)
 
 
 def network(console: Console) -> dict[str, Any]:

@@ -4,7 +4,7 @@ Every set starts where federated k-means leads (`start="k-means"`), the same sta
 the target is the log-likelihood at which pooled EM ends from it. A run has reached 1e-3 (or 1e-5)
 nats a sample when it stays within that to its end, which is after `CALM` rounds there. Bytes are
 the ledger's payload, up, per worker, in rounds; the opening exchange (summaries, S_0) and envelopes
-are told apart.
+are told apart. "One step" is the same run without local steps, which are to make it no worse.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import subprocess
 import time
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -70,19 +71,32 @@ def _table(name: str, columns: tuple[str, ...], group: str) -> tuple[np.ndarray,
     return frame.select(columns).to_numpy().astype(float), groups
 
 
-def sets() -> Iterator[tuple[str, Any, emfed.data.WorkerData, emfed.AutoEM, int]]:
-    """Name, model, workers, algorithm and rounds."""
-    rows, at_random, by_label = _digits()
-    tied, diag = emfed.gaussian_mixture(10, "tied"), emfed.gaussian_mixture(10, "diag")
-    yield "MNIST tied, random", tied, _cut(rows, at_random), emfed.AutoEM(), 150
-    yield "MNIST tied, by label", tied, _cut(rows, by_label), emfed.AutoEM(), 150
-    yield "MNIST diag, by label", diag, _cut(rows, by_label), emfed.AutoEM(), 150
-    full = emfed.gaussian_mixture(5, "full")
-    air = _cut(*_table("beijing_air_quality.parquet", AIR, "station"))
-    yield "Beijing full", full, air, emfed.AutoEM(), 150
-    heart = _cut(*_table("heart_disease_4hospitals.csv.gz", HEART, "hospital"))
-    full = emfed.gaussian_mixture(3, "full")
-    yield "Heart full, follow_em", full, heart, emfed.AutoEM(follow_em=True), 250
+Case = tuple[str, Any, emfed.data.WorkerData, emfed.AutoEM, int]
+"""Name, model, workers, algorithm and rounds."""
+
+
+def sets(names: tuple[str, ...] = ()) -> Iterator[Case]:
+    """All sets, or those whose name holds one of these words."""
+
+    def wanted(name: str) -> bool:
+        return not names or any(part in name for part in names)
+
+    digits = ("MNIST tied, random", "MNIST tied, by label", "MNIST diag, by label")
+    if any(map(wanted, digits)):
+        rows, *ways = _digits()
+        for name, covariance, groups in zip(
+            digits, ("tied", "tied", "diag"), ways + ways[1:], strict=True
+        ):
+            if wanted(name):
+                model = emfed.gaussian_mixture(10, covariance)
+                yield name, model, _cut(rows, groups), emfed.AutoEM(), 150
+    if wanted("Beijing full"):
+        air = _cut(*_table("beijing_air_quality.parquet", AIR, "station"))
+        yield "Beijing full", emfed.gaussian_mixture(5, "full"), air, emfed.AutoEM(), 150
+    if wanted("Heart full, follow_em"):
+        heart = _cut(*_table("heart_disease_4hospitals.csv.gz", HEART, "hospital"))
+        model, algorithm = emfed.gaussian_mixture(3, "full"), emfed.AutoEM(follow_em=True)
+        yield "Heart full, follow_em", model, heart, algorithm, 250
 
 
 class Arrived:
@@ -122,8 +136,15 @@ def commit() -> str:
     return subprocess.run(words, capture_output=True, text=True).stdout.strip()
 
 
-def _curve(
-    model: Any, workers: Any, algorithm: Any, start: Any, target: float, rounds: int, seed: int
+def curve_of(
+    model: Any,
+    workers: Any,
+    algorithm: Any,
+    start: Any,
+    target: float,
+    rounds: int,
+    seed: int,
+    masks: bool = False,
 ) -> dict[str, Any]:
     """Gaps to the target and bytes uploaded, round by round."""
     result = emfed.fit(
@@ -133,6 +154,7 @@ def _curve(
         start=start,
         rounds=rounds,
         seed=seed,
+        masks=masks,
         monitor=emfed.fitting.Monitor(mean_field=False),
         callbacks=[Arrived(target + NATS[-1])],
     )
@@ -168,18 +190,20 @@ def reached(curve: dict[str, Any], nats: float) -> dict[str, Any]:
 
 
 def _start(model: Any, workers: Any) -> dict[str, Any]:
-    """Where all runs of a set begin, where pooled EM ends from there, and float32 EM on the way."""
-    exact = emfed.Identity("float32")
-    plain = emfed.FedEM(exact, step_size=1.0, broadcast=exact)
+    """Where pooled EM ends from the start of all runs of a set."""
     start = emfed.fit(model, workers, start="k-means", rounds=0).params
     pooled = emfed.fit(model, workers, start=start, tol=1e-9, rounds=1500)
     target = -pooled.log_likelihood(workers.rows)
-    beside = _curve(model, workers, plain, start, target, 300, 0)
-    return {
-        "target": target,
-        "pooled_rounds": pooled.rounds,
-        "float32": {f"{nats:g}": reached(beside, nats) for nats in NATS},
-    }
+    return {"target": target, "pooled_rounds": pooled.rounds}
+
+
+def _float32(model: Any, workers: Any, target: float) -> dict[str, Any]:
+    """Uncompressed federated EM from there."""
+    exact = emfed.Identity("float32")
+    plain = emfed.FedEM(exact, step_size=1.0, broadcast=exact)
+    start = emfed.fit(model, workers, start="k-means", rounds=0).params
+    beside = curve_of(model, workers, plain, start, target, 300, 0)
+    return {f"{nats:g}": reached(beside, nats) for nats in NATS}
 
 
 def _seed(
@@ -187,7 +211,7 @@ def _seed(
 ) -> dict[str, Any]:
     """One seed of the dither."""
     start = emfed.fit(model, workers, start="k-means", rounds=0).params
-    curve = _curve(model, workers, algorithm, start, target, rounds, seed)
+    curve = curve_of(model, workers, algorithm, start, target, rounds, seed)
     told = {name: curve[name] for name in ("opening", "envelope", "guard_hits")}
     return told | {f"{nats:g}": reached(curve, nats) for nats in NATS}
 
@@ -205,9 +229,7 @@ def bench_answer(
     """
     runs = Runs(keep, minutes)
     warnings.simplefilter("ignore", emfed.EmfedWarning)
-    for name, model, workers, algorithm, rounds in sets():
-        if names and not any(part in name for part in names):
-            continue
+    for name, model, workers, algorithm, rounds in sets(names):
         if runs.lacks(name):
             runs.keep(name, _start(model, workers))
         if name not in runs.found:
@@ -217,8 +239,17 @@ def bench_answer(
             if runs.lacks(f"{name}/{seed}"):
                 found = _seed(model, workers, algorithm, first["target"], rounds, seed)
                 runs.keep(f"{name}/{seed}", found)
+        for seed in range(seeds):
+            if algorithm.local_steps > 1 and runs.lacks(f"{name}/{seed}/one step"):
+                plain = replace(algorithm, local_steps=1)
+                found = _seed(model, workers, plain, first["target"], rounds, seed)
+                runs.keep(f"{name}/{seed}/one step", found)
+        if runs.lacks(f"{name}/float32"):
+            runs.keep(f"{name}/float32", _float32(model, workers, first["target"]))
+        beside = runs.found.get(f"{name}/float32", {})
         keys = [f"{name}/{seed}" for seed in range(seeds) if f"{name}/{seed}" in runs.found]
         own = [runs.found[key] for key in keys]
+        alone = [runs.found[k] for key in keys if (k := f"{key}/one step") in runs.found]
         yield {
             "set": name,
             "workers": workers.size,
@@ -228,17 +259,18 @@ def bench_answer(
             "opening": own[0]["opening"] if own else 0.0,
             "envelope": own[0]["envelope"] if own else 0.0,
             "guard_hits": [run["guard_hits"] for run in own],
-            **{f"{nats:g}": _middle(own, f"{nats:g}", first) for nats in NATS},
+            **{f"{nats:g}": _middle(own, f"{nats:g}", beside) for nats in NATS},
+            "one step": {f"{nats:g}": _middle(alone, f"{nats:g}", beside) for nats in NATS},
         }
 
 
-def _middle(own: list[dict[str, Any]], nats: str, first: dict[str, Any]) -> dict[str, Any]:
+def _middle(own: list[dict[str, Any]], nats: str, beside: dict[str, Any]) -> dict[str, Any]:
     """Medians over the seeds that arrived, where most of them did; and each one's rounds."""
     good = [run[nats] for run in own if run[nats]["rounds"] is not None]
     enough = len(good) > len(own) // 2
     return {
         "runs": len(good),
-        "float32": first["float32"][nats],
+        "float32": beside.get(nats, {"rounds": None}),
         "each": [run[nats]["rounds"] for run in own],
         **{k: median(f[k] for f in good) if enough else None for k in ("rounds", "up", "down")},
     }

@@ -217,7 +217,7 @@ def bench_answer_network(
     """
     runs = Runs(keep, minutes)
     warnings.simplefilter("ignore", emfed.EmfedWarning)
-    chosen = [own for own in sets() if not names or any(part in own[0] for part in names)]
+    chosen = list(sets(names))
     for seed in range(seeds):  # every set has a first seed before one has a second
         for name, model, workers, algorithm, rounds in chosen:
             if runs.lacks(f"{name}/{seed}"):

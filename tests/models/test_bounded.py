@@ -88,6 +88,16 @@ def test_rows_on_the_edges_of_the_grid_are_cut_alike_in_any_company(kind: str) -
             assert np.array_equal(whole_sums(question, [many]), count * alone)
 
 
+def test_a_question_about_many_components_takes_no_more_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """64 mixtures of 100,000 components would need gigabytes for every block of rows."""
+    rows, question = np.random.Generator(np.random.Philox(9)).normal(size=(40, 4)), asked("full", 3)
+    whole = whole_sums(question, [rows])
+    monkeypatch.setattr("emfed.models.bounded.ROOM", 7)  # of three components: two rows at once
+    assert np.array_equal(whole_sums(question, [rows]), whole)
+
+
 @pytest.mark.parametrize("make", [asked, compared])
 @pytest.mark.parametrize("kind", [*KINDS, CENTRES])
 def test_a_question_survives_the_wire(kind: str, make: Callable[[str, int], Asked]) -> None:

@@ -81,6 +81,7 @@ __all__ = [
     "Participation",
     "Phase",
     "Question",
+    "Reduces",
     "Replies",
     "Request",
     "RequestKind",
@@ -371,6 +372,14 @@ class SplitsComponents(Protocol):
 
         Each ``attempt`` splits others than the last.
         """
+
+
+@runtime_checkable
+class Reduces(Protocol):
+    """A model whose EM crawls in directions that the statistics tell beside the parameters."""
+
+    def reduced(self, statistics: FloatArray) -> FloatArray:
+        """Statistics that say the same rows, where T leads farther; itself at a fixed point."""
 
 
 @runtime_checkable

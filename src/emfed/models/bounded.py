@@ -41,6 +41,8 @@ UNIT = 0.5**32
 BLOCK = 1 << 11
 """Rows whose sums are taken at once, in doubles: 14 bits of a responsibility, two times 13 of a row
 and 11 of these make 51, which doubles hold exactly."""
+ROOM = 1 << 22
+"""Numbers that rows times components may take: a server that names many has fewer rows at once."""
 MOST_ROWS = 1 << 22
 """Rows of a site: so many sums of products have room in 64 bits."""
 MOST_RIVALS = 64
@@ -230,12 +232,14 @@ def whole_sums(asked: Asked, blocks: Iterable[FloatArray]) -> FloatArray:
     tell = _gains if asked.rivals else _moments
     theirs, count = tell(asked), 0
     total = np.zeros(asked.size, dtype=np.int64)
+    components = max(len(own.weights) for own in (asked.params, *asked.rivals))
+    size = max(1, min(BLOCK, ROOM // max(1, components)))
     for block in blocks:
         count += len(block)
         if count > MOST_ROWS:
             raise SettingsError(f"a site has at most {MOST_ROWS} rows in a private run.")
-        for start in range(0, len(block), BLOCK):
-            rows = np.asarray(block[start : start + BLOCK], dtype=np.float64)
+        for start in range(0, len(block), size):
+            rows = np.asarray(block[start : start + size], dtype=np.float64)
             with np.errstate(all="ignore"):
                 moved = _times(rows - asked.origin, asked.matrix)
             total += np.rint(theirs(moved) / UNIT).astype(np.int64)
