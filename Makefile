@@ -16,11 +16,13 @@ help: ## Show this list
 setup: $(STAMP) ## Create .venv with the package, its command and all tools
 
 $(STAMP): $(PACKAGE)
+	@echo "the tools for tests are installed into $(VENV): some minutes"
 	$(BIN)/python -m pip install --quiet --editable . --group dev
 	@touch $(STAMP)
 
 $(PACKAGE): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "emfed needs Python 3.11 or newer, set PYTHON=")'
+	@echo "emfed and what it needs are installed into $(VENV): a minute or two"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
 	$(BIN)/python -m pip install --quiet --editable .
@@ -78,7 +80,7 @@ docs: $(DOCS) ## Build the site in build/site; run its examples, draw its figure
 	$(BIN)/python docs/draw.py
 	$(BIN)/python -m pytest -n auto -m 'long or not long' tests/architecture/test_docs.py \
 		tests/network/test_guide.py
-	$(SITE)
+	$(SITE) --fresh-env  # what an interrupted build left would have no index for the search
 	@echo "the site is build/site/index.html"
 
 docs-quick: $(DOCS) ## Build the site with its links checked, but without running anything

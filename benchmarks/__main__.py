@@ -11,7 +11,6 @@ import itertools
 import json
 import os
 import platform
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -29,17 +28,18 @@ from rich.table import Table
 from threadpoolctl import threadpool_info, threadpool_limits
 
 import emfed
-from benchmarks.answer import bench_answer
+from benchmarks.answer import bench_answer, commit
 from benchmarks.answer_network import bench_answer_network
 from benchmarks.cluster import bench_cluster
 from benchmarks.esteps import bench_esteps
 from benchmarks.estimators import bench_pooled, bench_speed, bench_starts
 from benchmarks.faults import bench_faults
 from benchmarks.field_bounds import bench_field_bounds
-from benchmarks.figure import NATS, SET, bench_figure
+from benchmarks.figure import EVERY, NATS, SET, bench_figure, bench_pairs
 from benchmarks.files import bench_files
 from benchmarks.flower import bench_flower
 from benchmarks.gpu import bench_gpu
+from benchmarks.hostile import bench_hostile
 from benchmarks.house import bench_house, wordy, write_table
 from benchmarks.imputation import Kept, bench_imputation, bench_index, goals
 from benchmarks.judging import bench_coverage, bench_exchanges, bench_mistakes
@@ -54,7 +54,14 @@ from benchmarks.right import bench_right
 from benchmarks.rounds import bench_rounds
 from benchmarks.scale import bench_scale
 from benchmarks.sites import COLUMNS, ROUNDS, ROWS, bench_sites
-from benchmarks.starts import FEW_ROWS, bench_choice, bench_counts, bench_gaps, bench_merged
+from benchmarks.starts import (
+    FEW_ROWS,
+    bench_choice,
+    bench_counts,
+    bench_gaps,
+    bench_k_means,
+    bench_merged,
+)
 from benchmarks.startup import bench_startup
 from benchmarks.theory import bench_theory
 
@@ -273,10 +280,10 @@ def imputation(
 
 
 def field_bounds(
-    console: Console, keep: Path | None = None, minutes: float = np.inf
+    console: Console, keep: Path | None = None, minutes: float = np.inf, part: str = "1/1"
 ) -> list[dict[str, Any]]:
     """Coverage of bounds on simulated tables, every family: 500 tables each, hours in all."""
-    rows = list(bench_field_bounds(keep=keep, minutes=minutes))
+    rows = list(bench_field_bounds(keep=keep, minutes=minutes, part=part))
     levels = [name for name in rows[0] if name.endswith("%")] if rows else []
     lines = [
         (
@@ -363,7 +370,10 @@ def privacy(console: Console, keep: Path | None = None, minutes: float = np.inf)
     headings = ("data", "fit", *(f"epsilon {epsilon:g}" for epsilon in EPSILONS), "none")
     show(console, "Held-out nats a row: median (seeds)", headings, lines)
     audit = bench_audit(keep=keep, minutes=left)
-    words = "{proven:.2f} of {promised:g} proven at delta {delta:g}, of {runs:g} runs"
+    words = (
+        "{proven:.2f} of {promised:g} proven at delta {delta:g}, of {runs:g} runs; evidence of mu "
+        "{mu_seen:.3f} of {mu_promised:.3f}"
+    )
     console.print(f"audit, epsilon: {words.format(**audit) if 'proven' in audit else audit}")
     return {"nats": rows, "audit": audit}
 
@@ -412,6 +422,75 @@ def right(console: Console) -> list[dict[str, Any]]:
     ]
     done = sum(row["within_1e-3"] for row in rows), sum(row["runs"] for row in rows)
     title = f"The default beside EM from the same start, K=4: {done[0]} of {done[1]} within 1e-3"
+    show(console, title, headings, lines)
+    return rows
+
+
+def hostile(
+    console: Console, keep: Path | None = None, minutes: float = np.inf
+) -> list[dict[str, Any]]:
+    """How the default ends on tables made to go wrong, by model, beside EM from the same start."""
+    rows = list(bench_hostile(keep=keep, minutes=minutes))
+    fitted = [row for row in rows if "gap" in row]
+    near, false = ([row for row in fitted if wanted(row)] for wanted in (_near, _false))
+    worse = [row for row in fitted if row["gained"] < -1e-9]
+    crashed = [row for row in rows if "crash" in row]
+    lines = []
+    for kind in dict.fromkeys(row["model"] for row in rows):
+        own = [row for row in fitted if row["model"] == kind]
+        rounds, gaps = ([row[name] for row in own] for name in ("rounds", "gap"))
+        lines.append(
+            (
+                kind,
+                len(own),
+                sum(map(_near, own)),
+                f"{max(gaps, default=np.nan):.1e}",
+                sum(gap < -1e-3 for gap in gaps),
+                sum(row["converged"] for row in own),
+                f"{np.median(rounds) if rounds else np.nan:.0f}",
+            )
+        )
+    title = (
+        f"{len(near)} of {len(fitted)} fits on hostile tables within 1e-3 of EM; {len(crashed)} "
+        f"crashes, {len(worse)} worse than the start, {len(false)} false claims, "
+        f"{len(rows) - len(fitted) - len(crashed)} refused"
+    )
+    headings = ("model", "fits", "within 1e-3", "largest gap", "above EM", "converged", "rounds")
+    show(console, title, headings, lines)
+    for row in (r for r in rows if r not in near or r in false or r in worse):
+        console.print(row)
+    return rows
+
+
+def _near(row: dict[str, Any]) -> bool:
+    return bool(row["gap"] <= 1e-3)
+
+
+def _false(row: dict[str, Any]) -> bool:
+    return bool(row["converged"] and row["more"] > 1e-3)
+
+
+def k_means(console: Console) -> list[dict[str, Any]]:
+    """Inertia of k-means by workers beside scikit-learn's."""
+    rows = list(bench_k_means())
+    lines = [
+        (
+            row["data"],
+            row["k"],
+            " ".join(f"{ratio:.3f}" for ratio in row["ratios"]),
+            f"{row['one start']:.3f}",
+            f"{row['rounds']:.0f}",
+            f"{row['bytes']:.1f}",
+        )
+        for row in rows
+    ]
+    every = [ratio for row in rows for ratio in row["ratios"]]
+    title = (
+        f"Inertia of {len(every)} k-means by workers over the best of five starts of scikit-learn: "
+        f"median {np.median(every):.3f}, above 1.05 in {sum(r > 1.05 for r in every)}, at most "
+        f"{max(every):.2f}"
+    )
+    headings = ("data", "K", "each seed", "sklearn, one start", "rounds", "x raw bytes")
     show(console, title, headings, lines)
     return rows
 
@@ -612,7 +691,9 @@ def merged(console: Console) -> list[dict[str, Any]]:
     return rows
 
 
-def answer(console: Console) -> list[dict[str, Any]]:
+def answer(
+    console: Console, keep: Path | None = None, minutes: float = np.inf
+) -> list[dict[str, Any]]:
     """Bytes to the pooled answer, beside uncompressed federated EM."""
     if not os.environ.get("EMFED_DATA"):
         console.print("Bytes to the pooled answer: set EMFED_DATA to the folder of real data.")
@@ -624,7 +705,9 @@ def answer(console: Console) -> list[dict[str, Any]]:
         return f"{found['rounds']:g}", f"{found['up']:,.0f} / {found['down']:,.0f}"
 
     rows, lines = [], []
-    for row in bench_answer():
+    chosen = tuple(filter(None, os.environ.get("EMFED_SETS", "").split(";")))
+    seeds = int(os.environ.get("EMFED_SEEDS", "5"))
+    for row in bench_answer(chosen, seeds, keep, minutes):
         rows.append(row)
         for nats in ("0.001", "1e-05"):
             found = row[nats]
@@ -635,14 +718,17 @@ def answer(console: Console) -> list[dict[str, Any]]:
                     nats,
                     *told(found["float32"]),
                     *told(found),
-                    f"{found['runs']} of 5",
-                    max(row["guard_hits"]),
+                    f"{found['runs']} of {row['seeds']}",
+                    " ".join("-" if one is None else str(one) for one in found["each"]),
+                    "; ".join(told(row["one step"][nats])),
+                    max(row["guard_hits"], default=0),
                     f"{row['opening']:,.0f} + {row['envelope']:.0f} a round",
                 )
             )
-        console.print(f"{row['set']}: done")
-    headings = ("set", "n", "nats", "rounds", "float32", "rounds", "auto", "runs", "guard", "more")
-    title = "Bytes up / down a worker until the pooled answer is kept (median of 5 seeds)"
+        console.print(f"{row['set']}: done, commit {', '.join(row['commits'])}")
+    ours = ("rounds", "auto", "runs", "each seed", "one step", "guard", "more")
+    headings = ("set", "n", "nats", "rounds", "float32", *ours)
+    title = "Bytes up / down a worker until the pooled answer is kept (medians of seeds)"
     show(console, title, headings, lines)
     return rows
 
@@ -676,7 +762,8 @@ def answer_network(
         own = [row for row in rows if row["set"] == chosen_set]
         lines = [tuple(told(row, name) for name in headings) for row in own]
         after = {row["nats"]: row["float32 rounds"] for row in own if row["float32 rounds"]}
-        title = f"{chosen_set}: bytes a worker, medians; float32 EM takes rounds {after}"
+        made = ", ".join(own[0]["commits"])
+        title = f"{chosen_set}: bytes a worker, medians; float32 EM takes rounds {after} ({made})"
         show(console, title, headings, lines)
     return rows
 
@@ -693,7 +780,24 @@ def figure(console: Console) -> list[dict[str, Any]]:
     ]
     title = f"{SET}: bytes of a worker until within {NATS:g} nats of pooled EM"
     show(console, title, ("run", "rounds", "up", "down"), lines)
+    if pairs := bench_pairs():
+        show_pairs(console, pairs)
     return rows
+
+
+def show_pairs(console: Console, pairs: list[dict[str, Any]]) -> None:
+    """Rounds from one start with masks and without."""
+    words = [
+        (
+            *(row["seed"], row["start"], f"{row['pooled']:.4f}", row["pooled rounds"]),
+            *(found or "-" for found in (*row["plain"], *row["masked"])),
+            *(f"{row[f'{name} ends']:+.4f}" for name in ("plain", "masked")),
+        )
+        for row in pairs
+    ]
+    rounds = ("1e-3", "1e-5", "masked 1e-3", "masked 1e-5")
+    headings = ("seed", "start of", "pooled EM", "its rounds", *rounds, "ends", "masked ends")
+    show(console, f"{SET}, every {EVERY}th row: rounds from the same start", headings, words)
 
 
 def network(console: Console) -> dict[str, Any]:
@@ -848,6 +952,8 @@ SECTIONS: dict[str, Callable[[Console], Any]] = {
     "estimators": estimators,
     "ends": lambda console: counts(console, (2, 4, 8), 1, 1000),
     "right": right,
+    "hostile": hostile,
+    "k-means": k_means,
     "privacy": privacy,
     "private-start": private_start,
     "starts": starts,
@@ -874,10 +980,9 @@ def machine() -> dict[str, Any]:
         names = [x for x in described.read_text().splitlines() if x.startswith("model name")]
         model = names[0].split(":", 1)[1].strip() if names else model
     blas = {pool["internal_api"]: pool.get("version") for pool in threadpool_info()}
-    commit = ["git", "describe", "--always", "--dirty", "--exclude", "*"]
     return {
         "date": datetime.now(UTC).date().isoformat(),
-        "commit": subprocess.run(commit, capture_output=True, text=True).stdout.strip(),
+        "commit": commit(),
         "load": round(os.getloadavg()[0], 1),
         "processor": model,
         "cores": os.cpu_count(),
@@ -904,6 +1009,7 @@ def main() -> None:
     parser.add_argument("--sites", type=int, default=50, help="real sites to start")
     parser.add_argument("--keep", type=Path, help="a file of what was run, to go on from")
     parser.add_argument("--minutes", type=float, default=np.inf, help="begin no run later")
+    parser.add_argument("--part", default="1/1", help="1/2: the first half of tables of two")
     arguments = parser.parse_args()
     if arguments.section == ["page"]:
         return write_page(arguments.json or Path("build/benchmarks.json"))
@@ -923,10 +1029,14 @@ def main() -> None:
         ),
         "sites": partial(sites, number=arguments.sites),
         "estimators": partial(estimators, keep=arguments.keep, minutes=arguments.minutes),
+        "hostile": partial(hostile, keep=arguments.keep, minutes=arguments.minutes),
         "privacy": partial(privacy, keep=arguments.keep, minutes=arguments.minutes),
+        "answer": partial(answer, keep=arguments.keep, minutes=arguments.minutes),
         "answer-network": partial(answer_network, keep=arguments.keep, minutes=arguments.minutes),
         "imputation": partial(imputation, keep=arguments.keep, minutes=arguments.minutes),
-        "field-bounds": partial(field_bounds, keep=arguments.keep, minutes=arguments.minutes),
+        "field-bounds": partial(
+            field_bounds, keep=arguments.keep, minutes=arguments.minutes, part=arguments.part
+        ),
     }
     console = Console(width=110)
     figures: dict[str, Any] = {"machine": machine(), "tables": {}, "seconds": {}}

@@ -2,15 +2,20 @@
 
 Every set starts where federated k-means leads (`start="k-means"`), the same start for all runs, and
 the target is the log-likelihood at which pooled EM ends from it. A run has reached 1e-3 (or 1e-5)
-nats a sample when it stays within that to its end. Bytes are the ledger's payload, up, per worker,
-in rounds; the opening exchange (summaries, S_0) and envelopes are told apart.
+nats a sample when it stays within that to its end, which is after `CALM` rounds there. Bytes are
+the ledger's payload, up, per worker, in rounds; the opening exchange (summaries, S_0) and envelopes
+are told apart. "One step" is the same run without local steps, which are to make it no worse.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import time
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -20,6 +25,9 @@ import numpy as np
 import emfed
 
 SEEDS = 5
+NATS = (1e-3, 1e-5)
+CALM = 10
+"""Rounds in a row at the least mark after which a run is taken to stay there."""
 AIR = ("PM2.5", "PM10", "SO2", "NO2", "CO", "O3", "TEMP", "PRES", "DEWP", "WSPM")
 HEART = ("age", "trestbps", "chol", "thalach", "oldpeak")
 
@@ -63,23 +71,80 @@ def _table(name: str, columns: tuple[str, ...], group: str) -> tuple[np.ndarray,
     return frame.select(columns).to_numpy().astype(float), groups
 
 
-def sets() -> Iterator[tuple[str, Any, emfed.data.WorkerData, emfed.AutoEM, int]]:
-    """Name, model, workers, algorithm and rounds."""
-    rows, at_random, by_label = _digits()
-    tied, diag = emfed.gaussian_mixture(10, "tied"), emfed.gaussian_mixture(10, "diag")
-    yield "MNIST tied, random", tied, _cut(rows, at_random), emfed.AutoEM(), 150
-    yield "MNIST tied, by label", tied, _cut(rows, by_label), emfed.AutoEM(), 150
-    yield "MNIST diag, by label", diag, _cut(rows, by_label), emfed.AutoEM(), 150
-    full = emfed.gaussian_mixture(5, "full")
-    air = _cut(*_table("beijing_air_quality.parquet", AIR, "station"))
-    yield "Beijing full", full, air, emfed.AutoEM(), 150
-    heart = _cut(*_table("heart_disease_4hospitals.csv.gz", HEART, "hospital"))
-    full = emfed.gaussian_mixture(3, "full")
-    yield "Heart full, follow_em", full, heart, emfed.AutoEM(follow_em=True), 250
+Case = tuple[str, Any, emfed.data.WorkerData, emfed.AutoEM, int]
+"""Name, model, workers, algorithm and rounds."""
 
 
-def _curve(
-    model: Any, workers: Any, algorithm: Any, start: Any, target: float, rounds: int, seed: int
+def sets(names: tuple[str, ...] = ()) -> Iterator[Case]:
+    """All sets, or those whose name holds one of these words."""
+
+    def wanted(name: str) -> bool:
+        return not names or any(part in name for part in names)
+
+    digits = ("MNIST tied, random", "MNIST tied, by label", "MNIST diag, by label")
+    if any(map(wanted, digits)):
+        rows, *ways = _digits()
+        for name, covariance, groups in zip(
+            digits, ("tied", "tied", "diag"), ways + ways[1:], strict=True
+        ):
+            if wanted(name):
+                model = emfed.gaussian_mixture(10, covariance)
+                yield name, model, _cut(rows, groups), emfed.AutoEM(), 150
+    if wanted("Beijing full"):
+        air = _cut(*_table("beijing_air_quality.parquet", AIR, "station"))
+        yield "Beijing full", emfed.gaussian_mixture(5, "full"), air, emfed.AutoEM(), 150
+    if wanted("Heart full, follow_em"):
+        heart = _cut(*_table("heart_disease_4hospitals.csv.gz", HEART, "hospital"))
+        model, algorithm = emfed.gaussian_mixture(3, "full"), emfed.AutoEM(follow_em=True)
+        yield "Heart full, follow_em", model, heart, algorithm, 250
+
+
+class Arrived:
+    """Ends a run that has been at the least mark for some rounds: the others tell nothing more."""
+
+    def __init__(self, mark: float) -> None:
+        self._mark, self._calm = mark, 0
+
+    def __call__(self, record: Any) -> bool:
+        self._calm = self._calm + 1 if record.objective <= self._mark else 0
+        return self._calm >= CALM
+
+
+class Runs:
+    """What was run, by name, in a file to go on from; and a time after which nothing is begun."""
+
+    def __init__(self, path: Path | None = None, minutes: float = np.inf) -> None:
+        self._path, self._until = path, time.monotonic() + 60 * minutes
+        self.found: dict[str, Any] = {}
+        if path is not None and path.exists():
+            self.found = json.loads(path.read_text(encoding="utf-8"))
+
+    def lacks(self, name: str) -> bool:
+        """Whether this is to be run now."""
+        return name not in self.found and time.monotonic() < self._until
+
+    def keep(self, name: str, found: Any) -> None:
+        """Keep what a run found, and of which commit it is."""
+        self.found |= {name: found, f"{name}/commit": commit()}
+        if self._path is not None:
+            self._path.write_text(json.dumps(self.found, default=float) + "\n", encoding="utf-8")
+
+
+def commit() -> str:
+    """The commit of this checkout, with a word where it was changed."""
+    words = ["git", "describe", "--always", "--dirty", "--exclude", "*"]
+    return subprocess.run(words, capture_output=True, text=True).stdout.strip()
+
+
+def curve_of(
+    model: Any,
+    workers: Any,
+    algorithm: Any,
+    start: Any,
+    target: float,
+    rounds: int,
+    seed: int,
+    masks: bool = False,
 ) -> dict[str, Any]:
     """Gaps to the target and bytes uploaded, round by round."""
     result = emfed.fit(
@@ -89,7 +154,9 @@ def _curve(
         start=start,
         rounds=rounds,
         seed=seed,
+        masks=masks,
         monitor=emfed.fitting.Monitor(mean_field=False),
+        callbacks=[Arrived(target + NATS[-1])],
     )
     records, n = result.records[1:], workers.size
     sums = result.ledger.summary()
@@ -122,32 +189,88 @@ def reached(curve: dict[str, Any], nats: float) -> dict[str, Any]:
     }
 
 
-def bench_answer() -> Iterator[dict[str, Any]]:
-    """One row per set; medians over seeds of the dither."""
+def _start(model: Any, workers: Any) -> dict[str, Any]:
+    """Where pooled EM ends from the start of all runs of a set."""
+    start = emfed.fit(model, workers, start="k-means", rounds=0).params
+    pooled = emfed.fit(model, workers, start=start, tol=1e-9, rounds=1500)
+    target = -pooled.log_likelihood(workers.rows)
+    return {"target": target, "pooled_rounds": pooled.rounds}
+
+
+def _float32(model: Any, workers: Any, target: float) -> dict[str, Any]:
+    """Uncompressed federated EM from there."""
     exact = emfed.Identity("float32")
     plain = emfed.FedEM(exact, step_size=1.0, broadcast=exact)
-    for name, model, workers, algorithm, rounds in sets():
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", emfed.EmfedWarning)
-            start = emfed.fit(model, workers, start="k-means", rounds=0).params
-            pooled = emfed.fit(model, workers, start=start, tol=1e-9, rounds=1500)
-            target = -pooled.log_likelihood(workers.rows)
-            beside = _curve(model, workers, plain, start, target, 300, 0)
-            curves = [
-                _curve(model, workers, algorithm, start, target, rounds, seed)
-                for seed in range(SEEDS)
-            ]
-        row: dict[str, Any] = {"set": name, "workers": workers.size, "pooled_rounds": pooled.rounds}
-        for nats in (1e-3, 1e-5):
-            found = [reached(curve, nats) for curve in curves]
-            good = [f for f in found if f["rounds"] is not None]
-            enough = len(good) > SEEDS // 2
-            row[f"{nats:g}"] = {
-                "runs": len(good),
-                "float32": reached(beside, nats),
-                **{k: median(f[k] for f in good) if enough else None for k in found[0]},
-            }
-        first = curves[0]
-        row |= {k: first[k] for k in ("opening", "envelope")}
-        row["guard_hits"] = [curve["guard_hits"] for curve in curves]
-        yield row
+    start = emfed.fit(model, workers, start="k-means", rounds=0).params
+    beside = curve_of(model, workers, plain, start, target, 300, 0)
+    return {f"{nats:g}": reached(beside, nats) for nats in NATS}
+
+
+def _seed(
+    model: Any, workers: Any, algorithm: Any, target: float, rounds: int, seed: int
+) -> dict[str, Any]:
+    """One seed of the dither."""
+    start = emfed.fit(model, workers, start="k-means", rounds=0).params
+    curve = curve_of(model, workers, algorithm, start, target, rounds, seed)
+    told = {name: curve[name] for name in ("opening", "envelope", "guard_hits")}
+    return told | {f"{nats:g}": reached(curve, nats) for nats in NATS}
+
+
+def bench_answer(
+    names: tuple[str, ...] = (),
+    seeds: int = SEEDS,
+    keep: Path | None = None,
+    minutes: float = np.inf,
+) -> Iterator[dict[str, Any]]:
+    """One row per set; medians over seeds of the dither.
+
+    What is in the file ``keep`` is not run again, and nothing begins after so many minutes: calls
+    add up to the whole.
+    """
+    runs = Runs(keep, minutes)
+    warnings.simplefilter("ignore", emfed.EmfedWarning)
+    for name, model, workers, algorithm, rounds in sets(names):
+        if runs.lacks(name):
+            runs.keep(name, _start(model, workers))
+        if name not in runs.found:
+            continue
+        first = runs.found[name]
+        for seed in range(seeds):
+            if runs.lacks(f"{name}/{seed}"):
+                found = _seed(model, workers, algorithm, first["target"], rounds, seed)
+                runs.keep(f"{name}/{seed}", found)
+        for seed in range(seeds):
+            if algorithm.local_steps > 1 and runs.lacks(f"{name}/{seed}/one step"):
+                plain = replace(algorithm, local_steps=1)
+                found = _seed(model, workers, plain, first["target"], rounds, seed)
+                runs.keep(f"{name}/{seed}/one step", found)
+        if runs.lacks(f"{name}/float32"):
+            runs.keep(f"{name}/float32", _float32(model, workers, first["target"]))
+        beside = runs.found.get(f"{name}/float32", {})
+        keys = [f"{name}/{seed}" for seed in range(seeds) if f"{name}/{seed}" in runs.found]
+        own = [runs.found[key] for key in keys]
+        alone = [runs.found[k] for key in keys if (k := f"{key}/one step") in runs.found]
+        yield {
+            "set": name,
+            "workers": workers.size,
+            "pooled_rounds": first["pooled_rounds"],
+            "seeds": len(own),
+            "commits": sorted({runs.found[f"{key}/commit"] for key in keys}),
+            "opening": own[0]["opening"] if own else 0.0,
+            "envelope": own[0]["envelope"] if own else 0.0,
+            "guard_hits": [run["guard_hits"] for run in own],
+            **{f"{nats:g}": _middle(own, f"{nats:g}", beside) for nats in NATS},
+            "one step": {f"{nats:g}": _middle(alone, f"{nats:g}", beside) for nats in NATS},
+        }
+
+
+def _middle(own: list[dict[str, Any]], nats: str, beside: dict[str, Any]) -> dict[str, Any]:
+    """Medians over the seeds that arrived, where most of them did; and each one's rounds."""
+    good = [run[nats] for run in own if run[nats]["rounds"] is not None]
+    enough = len(good) > len(own) // 2
+    return {
+        "runs": len(good),
+        "float32": beside.get(nats, {"rounds": None}),
+        "each": [run[nats]["rounds"] for run in own],
+        **{k: median(f[k] for f in good) if enough else None for k in ("rounds", "up", "down")},
+    }

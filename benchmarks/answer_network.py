@@ -12,7 +12,6 @@ TCP/IP headers and acknowledgements, and what a lost connection repeats.
 
 from __future__ import annotations
 
-import json
 import tempfile
 import time
 import warnings
@@ -25,15 +24,12 @@ import numpy as np
 import polars as pl
 
 import emfed
-from benchmarks.answer import SEEDS, reached, sets
+from benchmarks.answer import NATS, SEEDS, Arrived, Runs, reached, sets
 from benchmarks.network import Counter, make_keys, peers
 from emfed.network.websocket.server import WebSocketTransport
 
 PROCESSES = 4
-NATS = (1e-3, 1e-5)
 WAYS = {"up": 0, "down": 1}
-CALM = 10
-"""Rounds in a row at the least mark after which a run is taken to stay there."""
 FLOWER = {"up": 10_800, "down": 2_900}
 """What Flower adds to one message of a site (`python -m benchmarks flower`, 3 sites)."""
 
@@ -132,7 +128,7 @@ def followed(
         algorithm,
         rounds=rounds,
         monitor=emfed.fitting.Monitor(mean_field=False),
-        callbacks=[_Arrived(target + NATS[-1])],
+        callbacks=[Arrived(target + NATS[-1])],
         **common,
     )
     return told_by(fitted, workers.size) | {
@@ -140,17 +136,6 @@ def followed(
         "gap": fitted.records[1:].column("objective") - target,
         "end": -fitted.log_likelihood(workers.rows) - target,
     }
-
-
-class _Arrived:
-    """Ends a run that has been at the least mark for some rounds: the others tell nothing more."""
-
-    def __init__(self, mark: float) -> None:
-        self._mark, self._calm = mark, 0
-
-    def __call__(self, record: Any) -> bool:
-        self._calm = self._calm + 1 if record.objective <= self._mark else 0
-        return self._calm >= CALM
 
 
 def told_by(fitted: emfed.Result, n: int) -> dict[str, Any]:
@@ -230,25 +215,24 @@ def bench_answer_network(
     What is in the file ``keep`` is not run again, and nothing begins after so many minutes: calls
     add up to the whole.
     """
-    began = time.monotonic()
+    runs = Runs(keep, minutes)
     warnings.simplefilter("ignore", emfed.EmfedWarning)
-    kept: dict[str, Any] = {}
-    if keep is not None and keep.exists():
-        kept = json.loads(keep.read_text(encoding="utf-8"))
-    chosen = [own for own in sets() if not names or any(part in own[0] for part in names)]
+    chosen = list(sets(names))
     for seed in range(seeds):  # every set has a first seed before one has a second
         for name, model, workers, algorithm, rounds in chosen:
-            if f"{name}/{seed}" in kept or time.monotonic() - began >= 60 * minutes:
-                continue
-            plain = _float32(model, workers, seed)
-            kept[f"{name}/{seed}"] = seed_rows(model, workers, algorithm, rounds, seed)
-            kept[f"{name}/{seed}/float32"] = plain
-            if keep is not None:
-                keep.write_text(json.dumps(kept, default=float) + "\n", encoding="utf-8")
+            if runs.lacks(f"{name}/{seed}"):
+                found = seed_rows(model, workers, algorithm, rounds, seed)
+                runs.keep(f"{name}/{seed}", found)
+    for seed in range(seeds):
+        for name, model, workers, *_ in chosen:
+            if runs.lacks(f"{name}/{seed}/float32"):
+                runs.keep(f"{name}/{seed}/float32", _float32(model, workers, seed))
     for name, *_ in chosen:
-        plain = [kept.get(f"{name}/{seed}/float32", {}) for seed in range(seeds)]
+        keys = [f"{name}/{seed}" for seed in range(seeds) if f"{name}/{seed}" in runs.found]
+        commits = sorted({runs.found[f"{key}/commit"] for key in keys})
+        plain = [runs.found.get(f"{name}/{seed}/float32", {}) for seed in range(seeds)]
         found: dict[tuple[Any, str], list[dict[str, Any]]] = {}
-        for run in (run for seed in range(seeds) for run in kept.get(f"{name}/{seed}", [])):
+        for run in (run for seed in range(seeds) for run in runs.found.get(f"{name}/{seed}", [])):
             found.setdefault((run["nats"], run["way"]), []).append(run)
         for (nats, way), own in found.items():
             numbers = [key for key in own[0] if key not in ("nats", "way")]
@@ -257,6 +241,7 @@ def bench_answer_network(
                 "nats": nats,
                 "way": way,
                 "runs": len(own),
+                "commits": commits,
                 **{key: median(run[key] for run in own) for key in numbers},
                 **_beside([one[at] for one in plain if one.get(at := f"{nats}/{way}")], own),
             }

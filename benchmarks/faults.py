@@ -47,8 +47,9 @@ def bench_faults(
     outcomes = [o for o in _kept(keep, masks) if first <= o.seed < first + plans]
     known = {o.seed for o in outcomes}
     seeds = [seed for seed in range(first, first + plans) if seed not in known]
-    # Each process starts afresh: a fork would copy the threads of the linear algebra.
-    with multiprocessing.get_context("spawn").Pool(os.cpu_count()) as pool:
+    # Each process starts afresh: a fork would copy the threads of the linear algebra. There are as
+    # many as `taskset` allows.
+    with multiprocessing.get_context("spawn").Pool(len(os.sched_getaffinity(0))) as pool:
         for one in pool.imap_unordered(partial(_try, masks=masks), seeds, chunksize=5):
             outcomes.append(one)
             if keep is not None:

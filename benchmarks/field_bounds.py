@@ -1,7 +1,9 @@
 """Do bounds hold what they promise? Simulated tables with known means, every family.
 
-``python -m benchmarks field-bounds [--keep FILE] [--minutes M]``: 500 tables of each kind, in turn;
-with a file, the same command goes on from the tables that it holds. The fit is `impute` with
+``python -m benchmarks field-bounds [--keep FILE] [--minutes M] [--part I/N]``: 500 tables of each
+kind, in turn; with a file, the same command goes on from the tables that it holds. Several
+processes may share the work: the I-th of N has every N-th table and a file of its own beside
+FILE, and the command without ``--part`` reads all of them. The fit is `impute` with
 nothing given, on exact messages. Counted is how often bounds at 50, 80, 90 and 95% hold the true
 mean of cells without a record, of sites (added over times) and of times (added over sites); and of
 times that lie ahead of all records, which a fit with smoothing is carried on to.
@@ -113,25 +115,39 @@ def forecast(seed: int, **options: Any) -> dict[str, list[float]]:
     }
 
 
+Runs = dict[str, dict[int, dict[str, list[float]]]]
+"""Coverage of each table: kind, seed, quantity, levels."""
+
+
+def _kept(keep: Path | None) -> Runs:
+    """The tables that this file and the files of its parts hold."""
+    out: Runs = {kind: {} for kind in (*KINDS, FORECAST)}
+    for path in sorted(keep.parent.glob(f"{keep.stem}*{keep.suffix}")) if keep else ():
+        for kind, runs in json.loads(path.read_text()).items():
+            out[kind] |= {int(seed): run for seed, run in runs.items()}
+    return out
+
+
 def bench_field_bounds(
-    tables: int = 500, keep: Path | None = None, minutes: float = np.inf
+    tables: int = 500, keep: Path | None = None, minutes: float = np.inf, part: str = "1/1"
 ) -> Iterator[dict[str, Any]]:
     """A row for each kind of table and quantity: coverage at each level, and standard errors.
 
     ``keep`` is a file of tables to go on from; no table is begun after so many ``minutes``.
     """
     warnings.simplefilter("ignore", emfed.EmfedWarning)
-    began = time.monotonic()
-    found: dict[str, list[Any]] = {kind: [] for kind in (*KINDS, FORECAST)}
-    if keep is not None and keep.exists():
-        found |= json.loads(keep.read_text())
-    for seed in range(tables):
-        for kind, runs in found.items():
-            if len(runs) <= seed and time.monotonic() - began < 60 * minutes:
-                runs.append(forecast(seed) if kind == FORECAST else covered(kind, seed))
+    began, (number, parts) = time.monotonic(), map(int, part.split("/"))
+    found = _kept(keep)
+    if keep is not None and parts > 1:
+        keep = keep.with_stem(f"{keep.stem}-{number}-of-{parts}")
+    mine = _kept(keep) if parts > 1 else found
+    for seed in range(number - 1, tables, parts):
+        for kind in found:
+            if seed not in found[kind] and time.monotonic() - began < 60 * minutes:
+                mine[kind][seed] = forecast(seed) if kind == FORECAST else covered(kind, seed)
                 if keep is not None:
-                    keep.write_text(json.dumps(found))
-    for kind, runs in found.items():
+                    keep.write_text(json.dumps(mine))
+    for kind, runs in ((kind, [*(found[kind] | mine[kind]).values()]) for kind in found):
         for name in runs[0] if len(runs) > 1 else ():
             values = np.array([run[name] for run in runs])
             error = values.std(axis=0, ddof=1) / np.sqrt(len(runs))

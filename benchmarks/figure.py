@@ -3,21 +3,29 @@
 Air quality at twelve stations of Beijing (ten columns, complete rows), a mixture of five Gaussians
 with full covariances. Every run finds its own start; opening, start, rounds and envelopes count,
 up and down. The target is where pooled EM ends from the run's own start.
+
+Runs with masks and without find starts of their own. What masks cost in rounds shows where both
+begin at the same place: `bench_pairs`, on every twentieth row.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 import emfed
-from benchmarks.answer import reached, sets
+from benchmarks.answer import NATS as MARKS
+from benchmarks.answer import curve_of, reached, sets
 from benchmarks.answer_network import WAYS, followed
 
 SET = "Beijing full"
 NATS, ROUNDS = 1e-3, 90
+EVERY, SEEDS = 20, 5
 FIGURE = Path(__file__).parent.parent / "docs" / "bytes-to-the-answer.png"
 
 
@@ -28,7 +36,7 @@ def bench_figure() -> list[dict[str, Any]]:
     warnings.simplefilter("ignore", emfed.EmfedWarning)
     exact = emfed.Identity("float32")
     plain = emfed.FedEM(exact, step_size=1.0, broadcast=exact)
-    model, workers, algorithm = next((m, w, a) for name, m, w, a, _ in sets() if name == SET)
+    model, workers, algorithm = next((m, w, a) for _, m, w, a, _ in sets((SET,)))
     raw = workers.rows.nbytes / workers.size
     rows = [{"run": "the rows themselves", "rounds": None, "up": raw, "down": 0.0}]
     for name, chosen, masks in (
@@ -45,6 +53,30 @@ def bench_figure() -> list[dict[str, Any]]:
         bytes_ = {way: rounds and float(spent[way][rounds - 1]) for way in WAYS}
         rows.append({"run": name, "rounds": rounds, **bytes_})
     draw(rows, FIGURE)
+    return rows
+
+
+def bench_pairs() -> list[dict[str, Any]]:
+    """Rounds to the pooled answer from one start, with masks and without; of two starts a seed."""
+    if not os.environ.get("EMFED_DATA"):
+        return []
+    warnings.simplefilter("ignore", emfed.EmfedWarning)
+    model, whole, algorithm = next((m, w, a) for _, m, w, a, _ in sets((SET,)))
+    ends = [-(-end // EVERY) for end in whole.offsets.tolist()]
+    workers, rows = emfed.data.WorkerData(whole.rows[::EVERY], np.array(ends)), []
+    for seed, own in itertools.product(range(SEEDS), (False, True)):
+        first = emfed.fit(model, workers, algorithm, rounds=0, tol=0, seed=seed, masks=own)
+        pooled = emfed.fit(model, workers, emfed.EM(), start=first.params, tol=1e-9, rounds=1500)
+        target = -pooled.log_likelihood(workers.rows)
+        row: dict[str, Any] = {"seed": seed, "start": "masked" if own else "plain"}
+        row |= {"pooled": -target, "pooled rounds": pooled.rounds}
+        for name, masks in (("plain", False), ("masked", True)):
+            curve = curve_of(
+                model, workers, algorithm, first.params, target, ROUNDS, seed, masks=masks
+            )
+            row[name] = [reached(curve, nats)["rounds"] for nats in MARKS]
+            row[f"{name} ends"] = float(curve["end"])
+        rows.append(row)
     return rows
 
 

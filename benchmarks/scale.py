@@ -29,6 +29,7 @@ def measure(workers: int, rounds: int = 40) -> dict[str, float]:
         data,
         emfed.FedEM(emfed.Dithering(4), step_size=0.1),
         participation=emfed.algorithms.FixedSize(ACTIVE),
+        start="moments",  # k-means asks every worker, and each then has state
     )
     times = []
     for _ in range(rounds):

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import statsmodels.datasets
 from sklearn import datasets
+from sklearn.cluster import KMeans
 from sklearn.mixture import GaussianMixture
 
 import emfed
@@ -105,6 +106,30 @@ def _gaps(rows: np.ndarray, k: int, kind: str, groups: Any, seeds: int) -> dict[
                 out |= {f"bytes {way}": told[way]["payload"] / n for way in ("up", "down")}
         out[label] = float(np.median(gaps))
     return out
+
+
+def bench_k_means(
+    numbers: tuple[int, ...] = (3, 8), seeds: int = 3, most: int = FEW_ROWS
+) -> Iterator[dict[str, Any]]:
+    """Inertia of k-means by workers over the best of five starts of scikit-learn, and its bytes."""
+    for (name, rows, groups), k in itertools.product(every_table(), numbers):
+        rows, groups = (each[:: -(-len(rows) // most)] for each in (rows, groups))
+        theirs = [KMeans(k, n_init=1, random_state=seed).fit(rows) for seed in range(PEERS)]
+        best, ours = min(peer.inertia_ for peer in theirs), []
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for seed in range(seeds):
+                found = emfed.FederatedKMeans(k, random_state=seed).fit(rows, groups=groups)
+                ours.append((found.inertia_ / best, found.n_iter_, found.bytes_ / found.raw_bytes_))
+        ratios, rounds, sizes = zip(*ours, strict=True)
+        yield {
+            "data": name,
+            "k": k,
+            "ratios": [float(ratio) for ratio in ratios],
+            "one start": float(np.median([peer.inertia_ for peer in theirs]) / best),
+            "rounds": float(np.median(rounds)),
+            "bytes": float(np.median(sizes)),
+        }
 
 
 def bench_merged(names: tuple[str, ...] = (), seeds: int = 5) -> Iterator[dict[str, Any]]:

@@ -21,7 +21,11 @@ kind = "gaussian-mixture"
 n_components = 2
 
 [algorithm]
+kind = "FedEM"
 step_size = 0.5
+
+[privacy]
+masks = false
 
 [fit]
 tol = 0.0
@@ -49,7 +53,7 @@ def run_stock(folder: Path, rounds: int = 4, seconds: float = 300) -> dict[str, 
             for number, (name, table) in enumerate(tables.items()):
                 rows = folder / f"{name}.parquet"
                 table.write_parquet(rows)
-                own = f'data="{rows}" folder="{folder}/site-{name}"'
+                own = f'data="{rows}" folder="{folder}/site-{name}" unmasked=true'
                 children.append(stock_node(folder, number, counter.port, own))
                 children[-1].start()
             link.control.start_run(app)

@@ -46,5 +46,5 @@ def apart(module: str, call: str) -> Any:
     script = f"import json; from {module} import *; print(json.dumps({call}))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     if done.returncode:
-        raise RuntimeError(done.stderr)
+        raise RuntimeError(done.stderr or f"{call} ended with code {done.returncode}")
     return json.loads(done.stdout)

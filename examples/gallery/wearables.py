@@ -52,8 +52,8 @@ found = np.argsort(order)[result.predict(nights[0])]
 assert np.mean(found == stage[0]) > 0.9
 _, (above, below) = plt.subplots(2, 1, figsize=(8, 4), sharex=True, layout="constrained")
 above.plot(np.arange(90) / 12, nights[0, 0], ".-", label=["heart rate", "movements"])
-below.step(np.arange(90) / 12, np.stack([stage[0, 0], found[0]], axis=1), label=["true", "found"])
+below.step(np.arange(90) / 12, stage[0, 0], lw=5, alpha=0.4, label="true")
+below.step(np.arange(90) / 12, found[0], label="found")
 below.set(yticks=range(3), yticklabels=["deep", "light", "awake"], xlabel="hours")
-above.legend()
-below.legend()
+_ = above.legend(), below.legend()
 plt.show()

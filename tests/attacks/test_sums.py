@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
+from hypothesis import given
+from hypothesis import strategies as st
 
 import emfed
 from emfed.core.errors import SettingsError, WireError
@@ -27,15 +29,19 @@ from emfed.network.masking import (
     context_of,
     decode_members,
     decode_roster,
+    decode_set,
     encode_members,
     encode_roster,
+    encode_set,
+    next_numbers,
     pack_words,
     packed_size,
     sum_words,
     to_words,
     unpack_words,
 )
-from emfed.network.sums import FIXED_STEP, add_up, answer_shape, from_fixed, to_fixed
+from emfed.network.store import Secret, SiteStore
+from emfed.network.sums import FIXED_STEP, SiteSums, add_up, answer_shape, from_fixed, to_fixed
 from tests.helpers import OPEN
 from tests.network.masked import masked_sites
 
@@ -129,6 +135,46 @@ def test_sets_that_a_site_refuses() -> None:
     assert "hardly differs" in check_set(mine | {3: 99}, 3, [mine])  # another plaintext
     assert check_set(without(1, 2, 3), 3, [mine]) == ""
     assert "two sets" in check_set(without(4, 5, 6), 3, [mine, without(1, 2, 3)])
+
+
+MEMBERS = st.dictionaries(st.integers(0, 20), st.integers(0, 2**64 - 1), min_size=3, max_size=9)
+
+
+@given(MEMBERS, st.data())
+def test_a_set_is_named_in_short_to_who_knows_the_last(last: dict[int, int], data: Any) -> None:
+    changed = data.draw(st.sets(st.sampled_from(sorted(last))))
+    now = next_numbers(last) | dict.fromkeys(changed, 7)
+    body = encode_set(now, last)
+    assert len(body) == 4 + 12 * len(changed)
+    assert decode_set(body, [], last) == now
+    assert decode_set(body, [now], {}) == now  # the same set again, after the last one moved on
+    other = {n: f ^ 1 for n, f in last.items()}
+    assert decode_set(body, [], other) is None or len(changed) == len(last)
+    fewer = dict(list(now.items())[1:])
+    assert decode_set(encode_set(fewer, last), [], {}) == fewer
+
+
+def test_a_number_follows_from_a_set_once_and_in_one_process(tmp_path: Path) -> None:
+    identity = SiteIdentity.everybody("abc")["a"]
+    store, secret = SiteStore(tmp_path / "run"), Secret(tmp_path)
+    store.directory.mkdir()
+    blocks = [(np.arange(3), 20)]
+
+    def ready(sums: SiteSums, number: int) -> bytes:
+        return sums.ready(store, number, b"%d" % number, b"", blocks, me=0)
+
+    sums = SiteSums(identity, secret, SiteRules())
+    assert len(ready(sums, 1)) == 8  # nothing was told yet
+    sums._made[store.directory] = 9, {0: 1, 1: 2, 2: 3}
+    assert ready(sums, 2) == b""
+    waiting = sums.waiting(store, 2)
+    assert waiting is not None
+    assert waiting.fresh == next_numbers({0: 1, 1: 2, 2: 3})[0]
+    assert len(ready(sums, 3)) == 8  # another answer, and no set since
+    sums._made[store.directory] = 9, {0: 1, 1: 2, 2: 3}
+    assert len(ready(SiteSums(identity, secret, SiteRules()), 4)) == 8  # perhaps an old disk
+    sums.forget_last(store)
+    assert len(ready(sums, 5)) == 8
 
 
 @pytest.mark.parametrize("cut", [1, 20, 140])
@@ -251,7 +297,9 @@ def ready(session: Session) -> tuple[dict[int, int], int]:
     asked = federation._everyone(
         encode_question("values", {}, encode_floats(params)), (Kind.CONSTANTS,)
     )
-    federation._take_ready("question", asked.messages(asked.numbers), fresh, set())
+    federation._last_set = {}  # it names sets of its own: whoever is asked twice says its number
+    for _ in range(2):
+        federation._take_ready("question", asked.messages(asked.numbers), fresh, set())
     return fresh, federation._question
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import partial, reduce
 
 import numpy as np
 import pytest
@@ -11,6 +11,7 @@ from scipy.stats import chisquare, kstest
 from emfed.core.errors import SettingsError
 from emfed.core.privacy import (
     DEVIATION,
+    Bits,
     Privacy,
     delta_of,
     discrete_gaussian,
@@ -22,6 +23,7 @@ from emfed.core.privacy import (
     step_for,
 )
 from emfed.core.streams import Purpose, word_source
+from emfed.network.masking import secret_words
 
 
 def bits(seed: int) -> partial[np.ndarray]:
@@ -38,8 +40,10 @@ def test_small_noise_has_the_probabilities_of_a_discrete_gaussian(m: int) -> Non
     assert chisquare(found, weights / weights.sum() * len(inside)).pvalue > 1e-3
 
 
-def test_the_noise_that_is_drawn_is_gaussian_to_the_eye() -> None:
-    drawn = discrete_gaussian(100_000, bits(7)) / DEVIATION
+@pytest.mark.parametrize("words", [bits(7), secret_words(b"k" * 32)])
+def test_the_noise_that_is_drawn_is_gaussian_to_the_eye(words: Bits) -> None:
+    """From the words of a simulation, and from those that a site draws by its secret."""
+    drawn = discrete_gaussian(100_000, words) / DEVIATION
     assert kstest(drawn, "norm").pvalue > 1e-3
     assert abs(np.corrcoef(drawn[:-1], drawn[1:])[0, 1]) < 0.01
 
@@ -81,6 +85,24 @@ def test_integers_never_cost_more_than_the_accountant_says(deviation: int, steps
     ).self_compose(8)
     cost = 8 * price(steps, 1, deviation)
     for epsilon in (0.2, 1.0, 3.0):
+        assert delta_of(cost**0.5, epsilon) >= exact.get_delta_for_epsilon(epsilon) - 1e-12
+
+
+@pytest.mark.parametrize(("shares", "steps"), [(2, 1), (3, 12), (9, 30)])
+def test_sums_of_draws_never_cost_more_than_the_accountant_says(shares: int, steps: int) -> None:
+    """What a masked sum has: a draw of each honest site, by the exact convolution of all."""
+    pld = pytest.importorskip("dp_accounting.pld.privacy_loss_distribution")
+    one = np.exp(-(np.arange(-80, 81) ** 2) / (2 * 8.0**2))
+    sums = reduce(np.convolve, [one / one.sum()] * shares)
+    with_row, without = (
+        {place + moved: float(np.log(chance)) for place, chance in enumerate(sums) if chance > 0}
+        for moved in (steps, 0)
+    )
+    exact = pld.from_two_probability_mass_functions(
+        without, with_row, pessimistic_estimate=False, value_discretization_interval=1e-4
+    )
+    cost = price(steps, shares, 8)
+    for epsilon in (0.05, 0.5, 2.0):
         assert delta_of(cost**0.5, epsilon) >= exact.get_delta_for_epsilon(epsilon) - 1e-12
 
 

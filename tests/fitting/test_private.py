@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 
 import emfed
 from emfed.core.errors import DataError, SettingsError
+from emfed.fitting.private import PrivateRun
 
 
 def rows(count: int = 9000) -> np.ndarray:
@@ -38,6 +40,26 @@ def test_the_same_seed_gives_the_same_private_fit_and_another_seed_another() -> 
     )
     assert np.array_equal(one, same)
     assert not np.array_equal(one, other)
+
+
+@pytest.mark.parametrize(("most", "tried"), [(3, 8), (12, 2)])
+def test_where_a_sketch_has_few_components_rows_choose_among_more_starts(
+    most: int, tried: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such a sketch is a bad judge of the fits to it."""
+    compared, inner = [], PrivateRun._compare
+    monkeypatch.setattr(PrivateRun, "_most_components", lambda self: most)
+    monkeypatch.setattr("emfed.fitting.private.SKETCH_ROWS", 300)
+
+    def counted(self: PrivateRun, starts: Any) -> int:
+        compared.append(len(starts))
+        return inner(self, starts)
+
+    monkeypatch.setattr(PrivateRun, "_compare", counted)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", emfed.EmfedWarning)  # it says that it is not certain
+        emfed.fit(emfed.gaussian_mixture(3, "tied"), rows(3000), epsilon=3)
+    assert compared == [tried]
 
 
 def test_masked_sites_need_less_noise_than_two_who_hide_alone() -> None:

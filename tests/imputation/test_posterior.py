@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from benchmarks.field_bounds import covered, simulate
+from scipy.stats import gamma
 
 import emfed
 from emfed.compressors import Identity
@@ -15,7 +16,13 @@ from emfed.imputation import FAMILIES, Cells, Structure, impute
 from emfed.imputation.families import CellMoments, NegativeBinomialCells, ZeroInflatedCells
 from emfed.imputation.fit import settled_spread
 from emfed.imputation.lowrank import Covariates
-from emfed.imputation.posterior import Posterior, dispersion, steadier
+from emfed.imputation.posterior import (
+    Posterior,
+    _log_determinant,
+    _log_determinants,
+    dispersion,
+    steadier,
+)
 from emfed.imputation.sweeps import Solver
 
 EXACT: dict[str, Any] = {"compressor": Identity(), "rounds": 2}
@@ -34,7 +41,7 @@ def test_bounds_hold_the_truth_as_often_as_they_say(kind: str) -> None:
 
 
 def test_a_factor_that_records_cannot_show_is_not_taken_for_none() -> None:
-    """Cells of no weight tell nothing: its size is then as unsure as the prior says, about 1.
+    """Cells of no weight tell nothing: its size is then as unsure as the prior says.
 
     Where noise hid a factor, draws took it for none and bounds of cells were too narrow.
     """
@@ -43,9 +50,32 @@ def test_a_factor_that_records_cannot_show_is_not_taken_for_none() -> None:
     fit, sizes = Solver(FAMILIES["poisson"], Structure(0, 1.0, 0.5, 0.5)), []
     for seed in range(3):
         drawn = Posterior(fit, cells, fit.fit(cells), seed, 80)
-        factor = drawn.sites[:, :, :1] @ drawn.times[:, :, :1].transpose(0, 2, 1)
-        sizes.append(np.sqrt((factor**2).mean(axis=(1, 2))))
-    assert 0.35 < np.median(sizes) < 1.5
+        sizes.append(np.sqrt((drawn.sites[:, :, 0] ** 2).mean(axis=1)))
+    quartiles = np.quantile(sizes, (0.25, 0.5, 0.75))
+    assert quartiles == pytest.approx(gamma.ppf((0.25, 0.5, 0.75), 2.0, scale=1 / 4), rel=0.3)
+
+
+def test_bounds_of_counts_are_as_wide_whatever_their_size() -> None:
+    """Millions of midges vary as tens of them do; bounds of the trend were a third as wide."""
+    rng = np.random.default_rng(0)
+    site, time = np.indices((12, 40)).reshape(2, -1)
+    mean = 30 * np.exp(0.5 * rng.normal(size=12)[site] + 0.3 * np.sin(time / 3))
+    varied, widths = mean * rng.gamma(3.0, 1 / 3, len(site)), []
+    for times in (1, 10_000):
+        cells = Cells(site, time, np.ones(480), np.rint(times * varied), (12, 40))
+        unit = times * 10.0
+        fit = Solver(FAMILIES["poisson"], Structure(0, unit, unit, unit, smoothing=20 * unit))
+        drawn = Posterior(fit, cells, fit.fit(cells), 0, 60)
+        low, high = drawn.bounds(drawn.totals(np.arange(12)), 0.9)
+        widths.append(float(np.mean(np.log(high / low))))
+    assert widths[1] == pytest.approx(widths[0], rel=0.25)
+
+
+def test_determinants_of_priors_along_time_are_those_of_their_factors() -> None:
+    strengths = np.exp(np.random.default_rng(1).normal(size=(5, 2)))
+    here = _log_determinants(9, strengths, [1])
+    assert here == pytest.approx([_log_determinant(9, each, [1]) for each in strengths])
+    assert _log_determinants(9, strengths[:, :1], []) == pytest.approx(9 * np.log(strengths[:, 0]))
 
 
 @pytest.mark.parametrize("family", ["log1p", "poisson"])

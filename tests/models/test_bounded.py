@@ -70,6 +70,34 @@ def test_one_row_more_moves_integers_by_that_row_alone(kind: str) -> None:
     assert np.array_equal(whole - others, whole_sums(question, [rows[7:8]]))
 
 
+@pytest.mark.parametrize("kind", [*KINDS, CENTRES])
+def test_rows_on_the_edges_of_the_grid_are_cut_alike_in_any_company(kind: str) -> None:
+    """A product of matrices by a library rounds a row that is alone otherwise than two of it. Where
+    the result is a multiple of the grid but for that (whole numbers in a frame of tenths), one row
+    more would move the other by a step."""
+    rng = np.random.Generator(np.random.Philox(7))
+    shapes = {"full": np.eye(5)[None], "diag": np.ones((1, 5)), "spherical": np.ones(1)}
+    one = GaussianParameters(np.ones(1), np.zeros((1, 5)), shapes.get(kind, np.eye(5)))
+    for _ in range(100):
+        frame = np.round(rng.normal(size=(5, 5)), 1)
+        question = Asked(1e-3, 1, None, kind, one, np.zeros(5), frame, 16.0)
+        row = rng.integers(-4, 4, size=(1, 5)).astype(np.float64)
+        alone = whole_sums(question, [row])
+        for count in (2, 7, 300):
+            many = np.repeat(row, count, axis=0)
+            assert np.array_equal(whole_sums(question, [many]), count * alone)
+
+
+def test_a_question_about_many_components_takes_no_more_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """64 mixtures of 100,000 components would need gigabytes for every block of rows."""
+    rows, question = np.random.Generator(np.random.Philox(9)).normal(size=(40, 4)), asked("full", 3)
+    whole = whole_sums(question, [rows])
+    monkeypatch.setattr("emfed.models.bounded.ROOM", 7)  # of three components: two rows at once
+    assert np.array_equal(whole_sums(question, [rows]), whole)
+
+
 @pytest.mark.parametrize("make", [asked, compared])
 @pytest.mark.parametrize("kind", [*KINDS, CENTRES])
 def test_a_question_survives_the_wire(kind: str, make: Callable[[str, int], Asked]) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import array_api_strict
 import numpy as np
+import polars as pl
 import pytest
 import statsmodels.api as sm
 from scipy import optimize
@@ -126,3 +127,16 @@ def test_noise_that_falls_to_the_floor_is_no_end_by_itself(column: str) -> None:
         here = model.protect(here, model.expected_statistics(rows, model.maximize(here)))
     more = model.log_likelihood(rows, model.maximize(here)) - ours.log_likelihood(rows)
     assert more < 1e-3
+
+
+def test_a_column_of_x_with_one_value_is_named() -> None:
+    rng = np.random.default_rng(0)
+    frame = pl.DataFrame(
+        {"y": rng.normal(size=60), "a": rng.normal(size=60), "b": np.full(60, 3.0)}
+    )
+    model, groups = emfed.regression_mixture(2, target="y"), np.arange(60) % 3
+    with pytest.raises(emfed.DataError, match="column 'b' holds one single value, as the intercep"):
+        emfed.fit(model, frame, groups=groups)
+    ridged = emfed.regression_mixture(2, target="y", ridge=1.0)
+    with pytest.warns(emfed.EmfedWarning, match="column 'b' holds one single value and says"):
+        emfed.fit(ridged, frame, groups=groups)

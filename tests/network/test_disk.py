@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from emfed.core.storage import DISK
+from emfed.core.storage import DISK, write_atomic
 from emfed.core.wire import Kind, kind_of
 from emfed.fitting import RoundRecord
 from emfed.network import LocalTransport, RemoteFederation, Site
@@ -54,6 +54,18 @@ def test_a_sync_that_failed_is_an_error_and_one_that_cannot_be_is_not(
         monkeypatch.setattr(os, "fsync", failing(number, directories))
         DISK.settle(path)
         monkeypatch.undo()
+
+
+def test_a_full_disk_says_which_file_had_no_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Path("/dev/full").open("wb", buffering=0) as full:
+        monkeypatch.setattr(os, "fdopen", lambda handle, mode: os.close(handle) or full)
+        monkeypatch.setattr(os, "fchmod", lambda handle, mode: None)
+        with pytest.raises(OSError, match="No space left on device") as found:
+            write_atomic(tmp_path / "report.html", b"page")
+    assert found.value.filename == str(tmp_path / "report.html")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_no_reply_leaves_after_a_failed_sync(

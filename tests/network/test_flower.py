@@ -6,11 +6,17 @@ import http.client
 import json
 import ssl
 import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from benchmarks.deployments import FEDEM, MIXTURE, Deployment, difference, mixture_tables
 
+import emfed
+from emfed.core.errors import EmfedError
+from emfed.network import RemoteFederation, Transport
+from emfed.network.flower import make_client_app
 from emfed.network.keys import make_server_keys, make_site_key
 
 CONFIG = (
@@ -39,6 +45,48 @@ def status_of(deployment: Deployment, path: str, **headers: str) -> int:
     status = line.getresponse().status
     line.close()
     return status
+
+
+class Nodes(Transport):
+    """Nodes of Flower's in this process: their app answers each message, as under `flwr run`."""
+
+    def __init__(self, folder: Path, **own: bool) -> None:
+        for name, table in mixture_tables(3).items():
+            table.write_parquet(folder / f"{name}.parquet")
+        self.own = {
+            name: {"data": str(folder / f"{name}.parquet"), "folder": str(folder / name), **own}
+            for name in mixture_tables(3)
+        }
+        self.app = make_client_app(lambda context: str(context.node_config["data"]))
+
+    def workers(self) -> list[str]:
+        return list(self.own)
+
+    def deliver(
+        self, messages: Mapping[str, bytes], deadline: float
+    ) -> Iterator[tuple[str, bytes]]:
+        from emfed.network.flower.transport import MESSAGE_TYPE, unwrap, wrap
+
+        about = SimpleNamespace(message_type=MESSAGE_TYPE)
+        for site, message in messages.items():
+            asked = SimpleNamespace(content=wrap(message), metadata=about)
+            answer = self.app(asked, SimpleNamespace(node_config=self.own[site]))
+            yield site, unwrap(answer.content)
+
+
+def test_stock_nodes_answer_only_where_their_owners_allow_a_run_without_masks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Flower's own messages can be made in its processes alone.
+    message = lambda content, reply_to: SimpleNamespace(content=content)  # noqa: E731
+    monkeypatch.setattr("emfed.network.flower.client.Message", message)
+    # They have no roster, so the page's command was refused by every site and never ended.
+    model, settings = emfed.gaussian_mixture(2), {"rounds": 3, "masks": False, "start": "moments"}
+    with pytest.raises(EmfedError, match="unmasked"):
+        emfed.fit(model, RemoteFederation(Nodes(tmp_path)), **settings)
+    result = emfed.fit(model, RemoteFederation(Nodes(tmp_path, unmasked=True)), **settings)
+    here = emfed.fit(model, mixture_tables(3), **settings)
+    assert (result.rounds, result.bytes_up) == (here.rounds, here.bytes_up)
 
 
 @pytest.mark.long

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,10 @@ from emfed.core.wire import Kind, kind_of
 from emfed.data.tables import WorkerTables
 from emfed.models.row_owner import RowOwner
 from emfed.models.site_owner import SiteOwner
-from emfed.network import LocalTransport, RemoteFederation, SiteRules
+from emfed.network import LocalTransport, RemoteFederation, Site, SiteRules
 from emfed.network.keys import make_site_key
 from emfed.network.masking import pin_keys, roster_digest
-from tests.helpers import first
+from tests.helpers import OPEN, first
 from tests.network.masked import masked_sites
 from tests.network.networks import try_plan
 from tests.network.processes import real_sites
@@ -66,6 +67,57 @@ def test_ranges_competing_starts_and_likelihoods_are_sums_too(tmp_path: Path) ->
     here, there = both(tmp_path, model, "auto", **more)
     np.testing.assert_allclose(there.statistics, here.statistics, rtol=0, atol=1e-7)
     np.testing.assert_array_equal(there.ledger.counts, here.ledger.counts)
+
+
+class Noting(LocalTransport):
+    """Keeps the kind and the size of every message; ``restarts`` ends processes before a SET."""
+
+    def __init__(self, sites: Any, restarts: int = 0, again: Any = None) -> None:
+        super().__init__(sites)
+        self.sizes: dict[Kind, list[int]] = {}
+        self.restarts, self.sets, self.again = restarts, 0, again
+
+    def deliver(self, messages: Any, deadline: float) -> Any:
+        named = any(kind_of(message) is Kind.SET for message in messages.values())
+        self.sets += named
+        if named and self.sets == self.restarts:
+            self.sites = {**self.sites, "site 1": self.again()}
+        for message in messages.values():
+            self.sizes.setdefault(kind_of(message), []).append(len(message))
+        for key, answer in super().deliver(messages, deadline):
+            self.sizes.setdefault(kind_of(answer), []).append(len(answer))
+            yield key, answer
+
+
+@pytest.mark.filterwarnings("ignore::emfed.EmfedWarning")
+def test_the_envelopes_of_masked_rounds_are_a_few_bytes(tmp_path: Path) -> None:
+    """A request takes at most 12 bytes and a reply 8, however many sites there are."""
+    transport = Noting(masked_sites(TABLES, tmp_path))
+    network = RemoteFederation(transport, attempts=1)
+    fitted = emfed.fit(MIXTURE, network, "auto", **SETTINGS)
+    for kind, most in {Kind.SET: 12, Kind.READY: 8}.items():
+        first, later = transport.sizes[kind][:4], transport.sizes[kind][4:]
+        assert min(first) > most  # of the opening: numbers of everybody
+        assert max(later) <= most
+    for way, most in {"up": 2 * 8, "down": 2 * 12}.items():
+        rounds = fitted.records[2:]
+        around = rounds.column(f"bytes_{way}") - rounds.column(f"payload_{way}")
+        assert (around <= most * len(TABLES)).all()
+
+
+@pytest.mark.filterwarnings("ignore::emfed.EmfedWarning")
+@pytest.mark.parametrize("restarts", first([9, 2, 15]))
+def test_a_site_that_starts_again_draws_its_number_anew(restarts: int, tmp_path: Path) -> None:
+    here = emfed.fit(MIXTURE, TABLES, "auto", **SETTINGS)
+    sites, name = masked_sites(TABLES, tmp_path), "site 1"
+    identity = sites[name]._sums.identity  # type: ignore[union-attr]
+    again = partial(Site, TABLES[name], tmp_path / name, identity=identity, rules=OPEN)
+    transport = Noting(sites, restarts, again)
+    there = emfed.fit(MIXTURE, RemoteFederation(transport, attempts=1), "auto", **SETTINGS)
+    np.testing.assert_allclose(there.statistics, here.statistics, rtol=0, atol=1e-9)
+    assert sum(size > 8 for size in transport.sizes[Kind.READY]) == len(TABLES) + 1
+    more = {size for size in transport.sizes[Kind.SET][len(TABLES) :] if size > 12}
+    assert len(more) == 2  # all of it to that site, what is new to the others
 
 
 OPENINGS = [

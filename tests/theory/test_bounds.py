@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import sqrt
 from typing import Any
 
@@ -166,6 +167,31 @@ def test_falling_steps_are_bounded_and_constant_ones_no_worse_than_theorem_1(
     limit = theory.fedem_step_limit(problem, w, p).compression
     with pytest.raises(emfed.SettingsError, match="gamma_max"):
         theory.fedem_decreasing_bound(problem, np.array([1.1 * limit]), w, p)
+
+
+@given(constants, omegas, st.floats(0.05, 1), st.floats(0, 0.9), st.floats(0, 10))
+def test_falling_steps_follow_from_the_recursions(
+    c: dict[str, Any], w: float, p: float, power: float, error: float
+) -> None:
+    """Step by step: W + C_k G falls by what |h|^2 weighs, up to the noise (proof of Theorem 1)."""
+    problem, smooth = Problem(**c), c["smoothness"]
+    silent, learnt = theory.participating(w, p), p / (1 + w)
+    steps = 0.9 * theory.fedem_step_limit(problem, w, p).largest / np.arange(1, 21) ** power
+    left, right = 0.0, c["gap"] + 2 * smooth / learnt * silent * steps[0] ** 2 * error
+    for step in steps:
+        price = 2 * smooth / learnt * silent * step**2  # C_k, of G / n
+        # The decrement of W and the growth of C G, with |h|^2 = 1 or sigma^2 = 1 alone.
+        field, noise = (replace(problem, variance=v) for v in (0.0, 1.0))
+        field_price = step * c["v_min"] - step**2 * smooth / 2
+        field_price -= price * theory.fedem_memory_step(field, step, w, 0.0, 1.0, p)
+        noise_price = step**2 * smooth / 2 * theory.fedem_variance(noise, w, 0.0, p)
+        noise_price += price * theory.fedem_memory_step(noise, step, w, 0.0, 0.0, p)
+        # What is left of the error of memories must be paid for by their contraction.
+        kept = price * theory.fedem_memory_step(field, step, w, 1.0, 0.0, p)
+        assert step**2 * smooth / 2 * silent + kept <= price * (1 + 1e-9) + 1e-300
+        left, right = left + field_price, right + noise_price * c["variance"]
+    found = theory.fedem_decreasing_bound(problem, steps, w, p, memory_error=error)
+    assert found == pytest.approx(right / left, rel=1e-9)
 
 
 @pytest.mark.parametrize("p", [1.0, 0.4])

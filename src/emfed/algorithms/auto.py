@@ -58,6 +58,7 @@ from emfed.core.protocols import (
     Lattice,
     Layout,
     Model,
+    Reduces,
     Replies,
     Request,
     ServerState,
@@ -467,7 +468,10 @@ class AutoEM(Algorithm):
         # A zero is where no noise is stood at all: then the step is told in full.
         budget = min(self._budget, max(ahead * len(move), 1e-300))
         operator = ChosenDithering(safeguards.FINE if fine else coarsest, budget)
-        moved = self._step(seen, seed, move, min(limit, ahead), operator)
+        if number(extras, "expanded"):  # long in the metric: its noise would be, too
+            moved = steps.move_in_full(seen.model, seen.state, seen.request, move)
+        else:
+            moved = self._step(seen, seed, move, min(limit, ahead), operator)
         if moved.hits:  # momentum led out of the domain
             extras["age"] = np.zeros(())
         if phase:
@@ -496,7 +500,7 @@ class AutoEM(Algorithm):
 
     def _move(self, seen: Seen, gain: float, extras: Extras) -> tuple[FloatArray, Extras]:
         """H, and some of the way from the point that the last step led to, while it helps."""
-        here, mean_field = seen.state.statistics, seen.mean_field
+        here, mean_field = seen.state.statistics, self._expanded(seen, extras)
         ahead = here + mean_field
         run = ahead - extras.get("ahead", ahead)
         local = seen.request.kind == "local"
@@ -523,7 +527,21 @@ class AutoEM(Algorithm):
         if age and not _inside(seen.model, here, move):
             age, move = 0.0, mean_field
         told = {"energy": energy, "age": age, "walking": float(local)}
+        told["expanded"] = float(mean_field is not seen.mean_field)
         return move, extras | {"ahead": ahead} | {n: np.array(x) for n, x in told.items()}
+
+    def _expanded(self, seen: Seen, extras: Extras) -> FloatArray:
+        """H, or where parameter-expanded EM leads; local steps need S to be what all saw."""
+        local = seen.request.kind == "local" or number(extras, "local")
+        if local or not self._guarded or not isinstance(seen.model, Reduces):
+            return seen.mean_field
+        here = seen.state.statistics
+        led = here + seen.mean_field
+        if not seen.model.inside(led):
+            return seen.mean_field
+        there = seen.model.reduced(led)
+        far = there is not led and seen.model.inside(there)
+        return there - here if far else seen.mean_field
 
     def asks(self, state: ServerState) -> RequestKind:
         extras = dict(state.extras)

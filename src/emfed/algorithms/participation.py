@@ -171,12 +171,12 @@ class Schedule(Participation):
     """
 
     rounds: Sequence[Sequence[int]]
-    p: float | Sequence[float]
+    p: float | Sequence[float] | FloatArray
 
     def __post_init__(self) -> None:
         if not len(self.rounds):
             raise SettingsError("a schedule needs at least one round.")
-        for p in np.atleast_1d(self.p):
+        for p in np.unique(self.p)[[0, -1]]:
             check_range("schedule p", p, 0, 1, open_low=True)
         for number, ids in enumerate(self.rounds):
             if len(set(ids)) != len(ids):

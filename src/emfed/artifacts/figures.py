@@ -17,6 +17,7 @@ import numpy as np
 
 from emfed.core.protocols import FloatArray
 from emfed.core.records import Records
+from emfed.core.storage import write_atomic
 
 PALETTE = (
     *("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#E69F00", "#56B4E9"),
@@ -161,7 +162,7 @@ def draw(figure: Figure, path: Path) -> None:
     """Write the figure beside ``path``: .png for screens, .svg and .pdf for a paper's column."""
     for suffix in (".png", ".svg", ".pdf"):
         content = render(figure, suffix[1:], column=suffix != ".png")
-        path.with_name(path.name + suffix).write_bytes(content)
+        write_atomic(path.with_name(path.name + suffix), content)
 
 
 COLUMN = 3.25

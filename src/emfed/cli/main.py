@@ -189,7 +189,7 @@ def plan(
         "emfed reproduce synthetic",
         "emfed reproduce mnist --quick",
         "emfed reproduce all --out results --jobs 4",
-        before="Exit code 1 if a claim fails or an experiment could not be run.",
+        before="Exit code 1 if a claim fails, or if data are missing.",
     ),
 )
 def reproduce(

@@ -112,6 +112,6 @@ def _print(result: Reproduction, out: Path) -> None:
             word = "[green]holds[/green]" if v.holds else "[bold red]fails[/bold red]"
             table.add_row(f"  {v.name}", number(v.value), v.expected, word)
     console.print(table)
-    for name, reason in result.skipped.items():
-        console.print(f"[bold red]not run:[/bold red] {name}. {reason}")
+    for words in result.missing:
+        console.print(words, style="bold red", markup=False)
     console.print(f"The report is {out / 'report.html'}; figures and records are beside it.")

@@ -73,6 +73,7 @@ __all__ = [
     "Layout",
     "Metric",
     "Model",
+    "MovesComponents",
     "Names",
     "Opening",
     "Oracle",
@@ -80,6 +81,7 @@ __all__ = [
     "Participation",
     "Phase",
     "Question",
+    "Reduces",
     "Replies",
     "Request",
     "RequestKind",
@@ -370,6 +372,26 @@ class SplitsComponents(Protocol):
 
         Each ``attempt`` splits others than the last.
         """
+
+
+@runtime_checkable
+class Reduces(Protocol):
+    """A model whose EM crawls in directions that the statistics tell beside the parameters."""
+
+    def reduced(self, statistics: FloatArray) -> FloatArray:
+        """Statistics that say the same rows, where T leads farther; itself at a fixed point."""
+
+
+@runtime_checkable
+class MovesComponents(Protocol):
+    """A model whose fits may end far from the best, and can be led on from there."""
+
+    def moved(self, statistics: FloatArray, attempt: int) -> FloatArray | None:
+        """Statistics with one component elsewhere, where it may be worth more; None: there are
+        too few. Each ``attempt`` tries another place."""
+
+    def cost(self, statistics: FloatArray) -> float:
+        """What a fit that ended here has not explained: less is better."""
 
 
 @runtime_checkable

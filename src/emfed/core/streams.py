@@ -129,9 +129,13 @@ def uniforms(seed: int, round_: int, purpose: Purpose, workers: IntArray, count:
 
 def normals(seed: int, round_: int, purpose: Purpose, workers: IntArray, count: int) -> FloatArray:
     """Standard normal numbers by inversion, ``(len(workers), count)``."""
+    return to_normals(words(seed, round_, purpose, workers, count))
+
+
+def to_normals(raw: NDArray[np.uint64]) -> FloatArray:
+    """Words to standard normal numbers by inversion."""
     from scipy.special import ndtri
 
-    raw = words(seed, round_, purpose, workers, count)
     return np.asarray(ndtri(((raw >> np.uint64(12)) + 0.5) * 2.0**-52), dtype=np.float64)
 
 

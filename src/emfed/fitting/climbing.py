@@ -155,6 +155,11 @@ class Climb:
         """The log-likelihood of each part where it was last asked."""
         return [part.likelihood for part in self.parts]
 
+    def go_back(self, statistics: FloatArray) -> None:
+        """The run ends at statistics that it had before."""
+        for part, values in zip(self.parts, self.together.values(statistics), strict=True):
+            part.likelihood = float(values[0])
+
     def _charged(self) -> list[float]:
         """The penalty of each part where it will be asked next."""
         pairs = zip(self.together.models, self.run.params.parts, strict=True)

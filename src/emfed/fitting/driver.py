@@ -42,6 +42,7 @@ from emfed.core.storage import load_checkpoint
 from emfed.data.workers import as_workers
 from emfed.fitting.candidates import Candidates
 from emfed.fitting.climbing import Climb
+from emfed.fitting.moving import Moves, can_move
 from emfed.fitting.private import private_result, private_run, remarks_of
 from emfed.fitting.progress import progress
 from emfed.fitting.rounds import Run, remembered
@@ -213,7 +214,9 @@ def _make_rounds(
     drops = settings.drop and not watched and settings.tol != 0 and not settings.held_out
     candidates = Candidates(settings.criterion, drops)
     curve = Curve() if watch.curve else None
-    own = [hook for hook in (climb, candidates if len(parts) > 1 else None) if hook is not None]
+    own: list[Any] = [hook for hook in (climb, candidates if len(parts) > 1 else None) if hook]
+    if isinstance(settings.start, str) and size > 1 and can_move(session, parts):
+        own.append(Moves())  # a given start is meant, and one worker's has seen the rows
     hooks = _onlookers(run, own, curve, watch, goes_on)
     exact = begun is not None and isinstance(settings.start, str)
     if tolerance and _nothing_left(session, climb, parts if exact else ()):
@@ -231,13 +234,24 @@ def _settled_course(
     watch: Watch,
     remarks: list[str],
 ) -> _Course:
-    """Go on while a component without rows can be put elsewhere; undo a run that did only harm."""
+    """Go on while a component can be put to better use; undo a run that did only harm."""
     run, stop, climb, stopped = course.run, course.stop, course.climb, course.stopped
+    moves = next((hook for hook in own if isinstance(hook, Moves)), None)
     alone = all(hook is not course.candidates for hook in own)
-    while alone and stopped in ("nats", "tolerance") and _reseed(run):
+    while True:
+        if stopped == "callback" and moves is not None and moves.hopeless:
+            stopped = "nats"
+        if not (alone and stopped in ("nats", "tolerance")):
+            break
+        if not (_reseed(run) or (moves is not None and moves.move(run))):
+            break
         for hook in own:
             hook.attach(run)
         stopped = _until(run, stop, hooks, watch, climb)
+    if moves is not None and moves.go_back(run):
+        stopped = stopped if stopped == "interrupted" else "nats"
+        if climb is not None:
+            climb.go_back(run.state.statistics)
     if climb is None and stopped != "interrupted" and run.settle():
         remarks.append(
             "the run ended worse than it began, so the start is kept: its noise was too much for "

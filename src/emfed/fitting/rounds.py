@@ -280,6 +280,10 @@ class Run(Rounds):
         self._verify_from = 0
         self.reseeds = 0
         """How often components without rows were put to use."""
+        self.kept: FloatArray | None = None
+        """The best place where the run converged, while it looks for a better one."""
+        self.idle_moves = 0
+        """Moves of a component in a row that gained nothing."""
         self.phase = self.since = session.phase + 1
         self._begin_phase()
         self._step_sizes: list[int] = []
@@ -722,6 +726,7 @@ class Run(Rounds):
             "ledger": self.ledger.counts,
             "step_sizes": np.array(self._step_sizes, dtype=np.int64),
             "workers": workers,
+            **({} if self.kept is None else {"kept": self.kept}),
             **{f"attendance/{n}": a for n, a in self.session.attendance.arrays().items()},
             **{f"extras/{name}": array for name, array in self.state.extras.items()},
             **{f"rows/{name}": array for name, array in rows.items()},
@@ -741,6 +746,7 @@ class Run(Rounds):
             "followed": self._followed,
             "verify_from": self._verify_from,
             "reseeds": self.reseeds,
+            "idle_moves": self.idle_moves,
             "round": self.state.round,
             "generation": self.state.generation,
             "evaluations": self.evaluations,
@@ -779,6 +785,7 @@ class Run(Rounds):
         self.view, self._params = View.read(description["view"]), None
         self.model, self._followed = self.session.view(self.view), description["followed"]
         self._verify_from, self.reseeds = description["verify_from"], description["reseeds"]
+        self.idle_moves, self.kept = description.get("idle_moves", 0), arrays.get("kept")
         if self.session.supports is not None and not self.session.attendance.here.all():
             self._attended(self.state)
         self.algorithm = self._resolved()

@@ -95,6 +95,12 @@ class CellFamily(ABC):
         """The second derivative of `loss`."""
         return np.asarray(weights * self.variance(theta))
 
+    def slopes(
+        self, theta: FloatArray, sums: FloatArray, weights: FloatArray
+    ) -> tuple[FloatArray, FloatArray]:
+        """`score`, and a curvature for steps and proposals: `gain`, or what stands in for it."""
+        return self.score(theta, sums, weights), self.gain(theta, sums, weights)
+
     @final
     def deviance(self, theta: FloatArray, sums: FloatArray, weights: FloatArray) -> FloatArray:
         """Half the deviance of each cell: for the Gaussian, half its weighted squared error."""
@@ -290,7 +296,7 @@ class Counts(CellFamily):
 
     def cumulant(self, theta: FloatArray) -> FloatArray:
         """exp(theta)."""
-        return np.exp(np.clip(theta, -_LARGEST, _LARGEST))
+        return np.exp(np.minimum(np.maximum(theta, -_LARGEST), _LARGEST))
 
     def mean(self, theta: FloatArray) -> FloatArray:
         """exp(theta)."""
@@ -391,12 +397,16 @@ class NegativeBinomialCells(Counts):
     ) -> None:
         self.spread, self.power = max(spread, 1e-6), power
         self.fall, self.typical = fall, typical
+        self._sized: tuple[FloatArray, FloatArray] | None = None
 
     def __repr__(self) -> str:
         return f"NegativeBinomial({self.spread:g}, {self.power:g}, {self.fall:g})"
 
     def _size(self, theta: FloatArray, weights: FloatArray) -> FloatArray:
-        size = weights**self.power / self.spread
+        # Sweeps ask for the same cells many times.
+        if self._sized is None or self._sized[0] is not weights:
+            self._sized = weights, weights**self.power / self.spread
+        size = self._sized[1]
         if self.fall:
             size = size / fallen(self.fall, theta - self.typical)
         return np.asarray(size)
@@ -409,23 +419,24 @@ class NegativeBinomialCells(Counts):
         return np.asarray(loss - _rising(sums, weights, size) if self.fall else loss)
 
     def score(self, theta: FloatArray, sums: FloatArray, weights: FloatArray) -> FloatArray:
-        size = self._size(theta, weights)
-        log = theta + np.log(weights / size)
-        score = sums - (sums + size) * expit(log)
-        if self.fall:  # the size moves with theta
-            inner = digamma(sums + size) - digamma(size) - np.logaddexp(0.0, log)
-            score = score + self.fall * size * (inner + expit(log) - sums / size * expit(-log))
-        return np.asarray(score)
+        return self.slopes(theta, sums, weights)[0]
 
     def gain(self, theta: FloatArray, sums: FloatArray, weights: FloatArray) -> FloatArray:
+        return self.slopes(theta, sums, weights)[1]
+
+    def slopes(
+        self, theta: FloatArray, sums: FloatArray, weights: FloatArray
+    ) -> tuple[FloatArray, FloatArray]:
+        """With a fall the expected curvature of the mean: the loss need not be convex."""
         size = self._size(theta, weights)
-        share = expit(theta + np.log(weights / size))
+        log = theta + np.log(weights / size)
+        share = expit(log)
+        score = sums - (sums + size) * share
         if not self.fall:
-            return np.asarray((sums + size) * share * (1 - share))
-        step = 0.05
-        ahead, behind = (self.score(theta + s * step, sums, weights) for s in (1, -1))
-        # The loss need not be convex: a part of the expected curvature is what there is at least.
-        return np.maximum((behind - ahead) / (2 * step), 0.2 * size * share)
+            return score, np.asarray((sums + size) * share * (1 - share))
+        inner = digamma(sums + size) - digamma(size) - np.logaddexp(0.0, log)
+        score += self.fall * size * (inner + share - sums / size * (1 - share))
+        return score, np.asarray(size * share)
 
     def saturated(self, sums: FloatArray, weights: FloatArray) -> FloatArray:
         size, mean = self._size(np.zeros_like(sums), weights), sums / weights
@@ -487,6 +498,13 @@ class ZeroInflatedCells(Counts):
 
     def gain(self, theta: FloatArray, sums: FloatArray, weights: FloatArray) -> FloatArray:
         return self._counted(theta, sums, weights) * self.base.gain(theta, sums, weights)
+
+    def slopes(
+        self, theta: FloatArray, sums: FloatArray, weights: FloatArray
+    ) -> tuple[FloatArray, FloatArray]:
+        counted = self._counted(theta, sums, weights)
+        score, gain = self.base.slopes(theta, sums, weights)
+        return counted * score, counted * gain
 
     def saturated(self, sums: FloatArray, weights: FloatArray) -> FloatArray:
         plain = self.base.saturated(sums, weights) + np.log(1 - self.share)
@@ -578,7 +596,7 @@ class BernoulliCells(CellFamily):
 
 def fallen(fall: float, above: FloatArray) -> FloatArray:
     """The spread of counts whose theta lies so far above the typical one, in units of its own."""
-    return np.exp(np.clip(-fall * above, -_FALLEN, _FALLEN))
+    return np.exp(np.minimum(np.maximum(-fall * above, -_FALLEN), _FALLEN))
 
 
 def _rising(sums: FloatArray, weights: FloatArray, size: FloatArray) -> FloatArray:

@@ -15,10 +15,12 @@ The penalties that cross-validation chose are where the strengths begin, with th
 rows. Holding them fixed gave bounds that were too narrow: `python -m benchmarks field-bounds`.
 
 A factor u v' has one size, the standard deviation of u; v has unit variance a priori. The size has
-a half-Cauchy prior, flat near 0 (Gelman 2006), whose scale is 1 for counts and rates and the
-deviation of a record for the Gaussian. Two precisions with priors of their logarithms put much
-weight on no factor at all, and bounds of cells were too narrow where records are too noisy to show
-one.
+a gamma prior of shape 2, which is 0 at 0 and falls for large sizes (Chung and others 2013). Its
+mean is 1/2 for one factor of counts and rates, half the deviation of a record for the Gaussian, and
+less where there are several, so that all of them together are as large. Two precisions with priors
+of their logarithms put much weight on no factor at all, and bounds of cells were too narrow where
+records are too noisy to show one. A half-Cauchy prior made bounds of rates too wide: records of 0
+and 1 tell little of three factors, and 50% bounds held .54 of cells.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ import logging
 from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import final
 
 import numpy as np
@@ -36,10 +38,17 @@ from scipy.special import gammaincinv, ndtri, stdtrit
 
 from emfed.core.errors import DataError, check_count
 from emfed.core.protocols import BoolArray, FloatArray, IntArray
-from emfed.core.streams import Purpose, normals, uniforms
+from emfed.core.streams import (
+    Purpose,
+    normals,
+    to_normals,
+    to_uniforms,
+    uniforms,
+    word_source,
+)
 from emfed.imputation.families import CellFamily, CellMoments, Counts, GaussianCells, fallen
 from emfed.imputation.lowrank import Cells, TableParameters
-from emfed.imputation.rows import newton, objective
+from emfed.imputation.rows import damped, objective
 from emfed.imputation.sweeps import Solver
 from emfed.models.sides import Side, Strength, drift_of, lags_of, line
 
@@ -52,11 +61,10 @@ _WORK = 4e7
 """Cells times draws that a chain of the default length is worth: about ten minutes of counts."""
 _FEWEST = 40
 """Draws at least, however large the table: fewer have no quantiles."""
-_NEWTON = 2
-"""Damped steps from the last mode to the one that a row is proposed about; three times as many,
-if need be, where rows are tied."""
-_CLOSE = 0.01
-"""A step of Newton's below which a mode will do."""
+_NEWTON = 6
+"""Newton's steps at most from the last mode to the one that rows are proposed about."""
+_CLOSE = 1.0
+"""The square of a Newton step, in deviations of what it moves, below which no other is needed."""
 _PRIOR = 1.0
 """Half the number of rows that the penalty of the fit counts as, when its strength is drawn."""
 _STEP = 0.4
@@ -70,11 +78,17 @@ _TIE = 0.1
 _DOUBT = 2.0
 """The standard deviation of the logarithm of a strength along time, about that of the fit."""
 _LOOSE = 0.02
-"""The precision that effects of times begin with where they are tied to each other."""
+"""The precision that effects of times begin with where they are tied to each other, in units of
+theta whatever the counts: in units of their dispersion the level of counts of a million had a
+deviation of thousands, no proposal found it, and bounds were a tenth as wide as they should be."""
 _HELD = 1e6
 """A penalty from here on holds its unknown at zero, and is not drawn."""
 _SCALES = (_STEP, _STEP / 4, _STEP / 16)
 """Steps of the walk of a spread of counts: 10,000 counts tell it to 2%, 200 to 20%."""
+_SIZE_RATE = 4.0
+"""The rate of the prior of a factor's size, whose shape is 2, times the root of their number."""
+_SIZES = (1.0, 0.25)
+"""Steps of the walk of the logarithm of a factor's size, which records tell badly or well."""
 _DISPERSED, _FEW_CELLS = 10.0, 200
 """From where on the optimum competes with the means of draws. Beside an additive fit, simulated
 counts have a dispersion of 1.7 to 28, the wood thrush 3.8 and the oystercatcher 1,743."""
@@ -215,11 +229,7 @@ class Posterior:
         0.67. So they are Student's, with the kurtosis of draws: one for all cells, the median of
         many, as 200 draws tell that of a single cell to 0.35.
         """
-        kurtosis = min(self._kurtosis, 6.0)
-        if kurtosis < _NORMAL:
-            return float(ndtri((1 + level) / 2))
-        freedom = 4 + 6 / kurtosis
-        return float(stdtrit(freedom, (1 + level) / 2)) * (1 - 2 / freedom) ** 0.5
+        return _reach(self._kurtosis, level)
 
     @cached_property
     def _kurtosis(self) -> float:
@@ -228,9 +238,7 @@ class Posterior:
         places = np.unique(np.linspace(0, rows * columns - 1, _LOOKED_AT).astype(np.int64))
         some = places // columns, places % columns
         theta = np.stack([self.params(index).theta(*some) for index in range(self.count)])
-        theta -= theta.mean(axis=0)
-        squares = np.maximum((theta**2).mean(axis=0), 1e-300)
-        return float(np.median((theta**4).mean(axis=0) / squares**2)) - 3
+        return _kurtosis_of(theta)
 
     def params(self, index: int) -> TableParameters:
         """One draw."""
@@ -358,15 +366,37 @@ class Posterior:
                 out[:, some] *= central / np.maximum(out[:, some].mean(axis=0), 1e-12)
         return out
 
-    def bounds(self, sums: FloatArray, level: float) -> tuple[FloatArray, FloatArray]:
-        """Bounds of sums over draws: normal on the scale where their errors are symmetric.
+    def bounds(
+        self, sums: FloatArray, level: float, empty: BoolArray | None = None
+    ) -> tuple[FloatArray, FloatArray]:
+        """Bounds of sums over draws, on the scale where their errors are symmetric.
 
-        They need fewer draws than quantiles: the 5% quantile of 200 draws is their tenth.
+        They are Student's, as `reach` is, and need fewer draws than quantiles: the 5% quantile of
+        200 draws is their tenth. Sums that are ``empty`` of records have tails of their own: how
+        far a walk goes ahead of all records hangs on a strength that is badly known.
         """
         scale = self.family.widen(sums)
-        half = float(ndtri((1 + level) / 2)) * scale.std(axis=0, ddof=1)
-        middle = scale.mean(axis=0)
+        middle, half = scale.mean(axis=0), scale.std(axis=0, ddof=1)
+        groups = [slice(None)] if empty is None else [~empty, empty]
+        for group in groups:
+            if half[group].size:
+                half[group] *= _reach(_kurtosis_of(scale[:, group]), level)
         return self.family.narrow(middle - half), self.family.narrow(middle + half)
+
+
+def _reach(kurtosis: float, level: float) -> float:
+    """Standard deviations to either side that hold Student's of this excess kurtosis."""
+    if kurtosis < _NORMAL:
+        return float(ndtri((1 + level) / 2))
+    freedom = 4 + 6 / min(kurtosis, 6.0)
+    return float(stdtrit(freedom, (1 + level) / 2)) * (1 - 2 / freedom) ** 0.5
+
+
+def _kurtosis_of(draws: FloatArray) -> float:
+    """The median excess kurtosis of columns."""
+    away = draws - draws.mean(axis=0)
+    squares = np.maximum((away**2).mean(axis=0), 1e-300)
+    return float(np.median((away**4).mean(axis=0) / squares**2)) - 3
 
 
 def replace_centre(posterior: Posterior, centre: TableParameters | None) -> Posterior:
@@ -426,7 +456,8 @@ class _Chain:
     """Gibbs sweeps from the fit on."""
 
     def __init__(self, solver: Solver, cells: Cells, params: TableParameters, seed: int) -> None:
-        self.solver, self.cells, self.seed, self._place = solver, cells, seed, 0
+        self.solver, self.cells = solver, cells
+        self._words = word_source(seed, 1, Purpose.IMPUTATION, 0)
         self._quadratic = solver.family.quadratic
         spread = self._start(params)
         self.typical = float(np.median(params.theta(cells.sites, cells.times)))
@@ -445,6 +476,7 @@ class _Chain:
             self._begin = self._likeliest(solver.family)
         params = self._begin.params
         self.state = replace(self._begin)
+        self._size_rate = _SIZE_RATE * max(1, params.rank) ** 0.5
         self._modes = [params.sites, params.times]
         self._graph = solver.covariates.graph if solver.structure.spatial > 0 else None
         everyone = np.arange(params.shape[0])
@@ -456,7 +488,7 @@ class _Chain:
         self._ties = ties
         """How strongly neighbours are tied, in units of the pull to zero."""
         self._ridge = solver.structure.covariate_penalty / self._unit
-        self._drift = drift_of(params.effects, params.shape[1]) / self._unit
+        self._drift = drift_of(params.effects, params.shape[1]) / self._scale
         known = params.covariates
         self._site_covariates = known.sites.shape[1]
         self._designs = (
@@ -488,7 +520,7 @@ class _Chain:
         if structure.effects and lags:
             # Tied effects need no pull to zero but to be determined: a random walk widens with its
             # lead, where a pulled one comes back.
-            time[-1] = min(time[-1], _LOOSE / unit)
+            time[-1] = min(time[-1], _LOOSE / self._scale)
         weak = _WEAK * self._scale**0.5
         z = self._normals((rows + columns) * spare)
         more = z[: rows * spare].reshape(rows, spare), z[rows * spare :].reshape(columns, spare)
@@ -551,16 +583,16 @@ class _Chain:
 
     def _told(self) -> tuple[FloatArray, FloatArray]:
         """Weights and sums in units of the spread."""
-        unit = self.state.spread if self._quadratic else 1.0
-        return self.cells.weights / unit, self.cells.sums / unit
+        cells, unit = self.cells, self.state.spread
+        if not self._quadratic:
+            return cells.weights, cells.sums
+        return cells.weights / unit, cells.sums / unit
 
     def _normals(self, size: int) -> FloatArray:
-        self._place += 1
-        return normals(self.seed, self._place, Purpose.IMPUTATION, _ZERO, max(1, size))[0][:size]
+        return to_normals(self._words(size))
 
     def _uniforms(self, size: int) -> FloatArray:
-        self._place += 1
-        return uniforms(self.seed, self._place, Purpose.IMPUTATION, _ZERO, max(1, size))[0][:size]
+        return to_uniforms(self._words(size))
 
     def _gamma(self, shape: float, rate: float) -> float:
         return max(1e-12, float(gammaincinv(shape, self._uniforms(1)[0]))) / rate
@@ -572,6 +604,7 @@ class _Chain:
         self._draw_common()
         self._draw_sites()
         self._draw_times()
+        self._rescale()
         self._shift()
 
     def _draw_spread(self) -> None:
@@ -615,62 +648,69 @@ class _Chain:
             if self._graph is not None:
                 squares += self._ties[k] * float(rows[:, k] @ (self._graph.laplacian @ rows[:, k]))
             if state.params.effects and k < state.params.rank:
-                # Half-Cauchy as a mixture over the rate of a gamma distribution.
-                rate = self._gamma(1.0, ridge[k] + 1 / self._scale)
-                ridge[k] = self._gamma((len(rows) + 1) / 2, rate + squares / 2)
+                ridge[k] = self._draw_size(len(rows), squares, ridge[k])
             else:
                 ridge[k] = self._gamma(
                     _PRIOR + len(rows) / 2, _PRIOR / begin.site_ridge[k] + squares / 2
                 )
         state.site_ridge = ridge
         if state.params.effects:
-            for k in range(rows.shape[1]):
-                self._draw_time_strengths(k)
+            self._draw_time_strengths()
 
-    def _draw_time_strengths(self, k: int) -> None:
-        """The precisions of one column of times: to zero, and to each neighbour it is tied to.
+    def _draw_size(self, count: int, squares: float, here: float) -> float:
+        """The precision of a factor of so many sites, given their squares.
+
+        Proposed by what the sites say, and kept by what the prior adds to it.
+        """
+        shape = max(count / 2 - 1, 0.5)
+        other = self._gamma(shape, max(squares, 1e-12) / 2)
+
+        def weight(precision: float) -> float:
+            size = (precision * self._scale) ** -0.5
+            return (count / 2 - 1 - shape) * np.log(precision) - self._size_rate * size
+
+        chance = np.log(self._uniforms(1)[0] + 1e-300)
+        return other if chance < weight(other) - weight(here) else here
+
+    def _draw_time_strengths(self) -> None:
+        """The precisions of each column of times: to zero, and to each neighbour it is tied to.
 
         A factor's precision to zero stays 1: its size is that of the sites.
         """
-        state, begin, values = self.state, self._begin, self.state.params.times[:, k]
-        drift = self._drift if k == state.params.rank else 0.0
-        names = [lag for lag, _ in state.lags]
-        # Squares of the values, their products with the line that costs nothing, and its squares.
-        x = line(len(values)) if drift else np.zeros_like(values)
-        squares, cross, own = (
-            _forms(a, b, names) for a, b in ((values, values), (x, values), (x, x))
+        state, begin, values = self.state, self._begin, self.state.params.times
+        names, (count, width) = [lag for lag, _ in state.lags], values.shape
+        squares = _forms(values, values, names)
+        # Effects have a line that costs nothing: products with it, and its squares.
+        x = line(count)[:, None] if self._drift else np.zeros((count, 1))
+        cross, own = _forms(x, values[:, -1:], names)[0], _forms(x, x, names)[0]
+        first, here = (
+            np.log(np.stack([one.time_ridge, *(s for _, s in one.lags)], axis=1))
+            for one in (begin, state)
         )
-        first = np.log([begin.time_ridge[k], *(np.asarray(s)[k] for _, s in begin.lags)])
-        here = np.log([state.time_ridge[k], *(np.asarray(s)[k] for _, s in state.lags)])
 
-        def value(logs: FloatArray) -> float:
+        def value(logs: FloatArray) -> FloatArray:
             strengths = np.exp(logs)
-            prior = -float((((logs - first) / _DOUBT) ** 2).sum()) / 2
-            inner = _log_determinant(len(values), strengths, names)
-            price = float(strengths @ squares)
-            if drift:
-                size = float(strengths @ own) + drift
-                inner, price = inner - np.log(size), price - float(strengths @ cross) ** 2 / size
-            return prior + 0.5 * float(inner) - 0.5 * price
+            inner = _log_determinants(count, strengths, names)
+            price = (strengths * squares).sum(axis=1)
+            if self._drift:
+                size = float(strengths[-1] @ own) + self._drift
+                inner[-1] -= np.log(size)
+                price[-1] -= float(strengths[-1] @ cross) ** 2 / size
+            return np.asarray((inner - price - (((logs - first) / _DOUBT) ** 2).sum(axis=1)) / 2)
 
-        tries, steps = 4, np.full(len(here), _STEP)
-        if k < state.params.rank:
-            steps[0] = 0.0
-        moves, chances = self._normals(tries * len(here)), self._uniforms(tries)
+        tries, steps = 4, np.full(here.shape, _STEP)
+        steps[: state.params.rank, 0] = 0.0
+        moves = self._normals(tries * here.size).reshape(tries, *here.shape)
+        chances = np.log(self._uniforms(tries * width) + 1e-300).reshape(tries, width)
         now = value(here)
-        for move, chance in zip(moves.reshape(tries, -1), chances, strict=True):
+        for move, chance in zip(moves, chances, strict=True):
             other = here + steps * move
             there = value(other)
-            if np.log(chance + 1e-300) < there - now:
-                here, now = other, there
-        state.time_ridge = state.time_ridge.copy()
-        state.time_ridge[k] = np.exp(here[0])
-        lags = []
-        for (lag, strength), log in zip(state.lags, here[1:], strict=True):
-            each = np.array(strength)
-            each[k] = np.exp(log)
-            lags.append((lag, each))
-        state.lags = tuple(lags)
+            keep = chance < there - now
+            here, now = np.where(keep[:, None], other, here), np.where(keep, there, now)
+        strengths = np.exp(here)
+        state.time_ridge = strengths[:, 0]
+        state.lags = tuple((lag, strengths[:, 1 + j]) for j, lag in enumerate(names))
 
     def _draw_common(self) -> None:
         """The offset and the coefficients."""
@@ -683,10 +723,11 @@ class _Chain:
         ridge = np.diag([1e-9 / self._scale, *[self._ridge] * len(params.coefficients)])
         here = np.concatenate([[params.offset], params.coefficients])
         mode = here
-        for _ in range(1 if family.quadratic else _NEWTON):
+        for _ in range(1 if family.quadratic else 2):
             at = theta + design @ (mode - here)
-            precision = design.T @ (family.gain(at, sums, weights)[:, None] * design) + ridge
-            slope = design.T @ family.score(at, sums, weights) - ridge @ mode
+            score, gain = family.slopes(at, sums, weights)
+            precision = design.T @ (gain[:, None] * design) + ridge
+            slope = design.T @ score - ridge @ mode
             mode = mode + np.clip(np.linalg.solve(precision, slope), -1.0, 1.0)
         if family.quadratic:
             mode = here + np.linalg.solve(precision, slope)
@@ -734,15 +775,7 @@ class _Chain:
             score = family.score(theta, sums, weights)
             information = side.information(family.gain(theta, sums, weights), len(rows))
             return rows + side.solve(information, side.gradient(score, rows), noise)
-        mode = self._modes[which]
-        for _ in range(_NEWTON if not side.tied else 3 * _NEWTON):
-            before, mode = mode, newton(side, family, mode, rest, weights, sums)
-            if np.abs(mode - before).max() < _CLOSE:
-                break
-        self._modes[which] = mode
-        gain = family.gain(rest + side.contribution(mode), sums, weights)
-        information = side.information(gain, len(rows))
-        step = side.solve(information, np.zeros_like(rows), noise)
+        mode, information, step = self._mode(side, family, rest, noise, which)
         # Tied rows stand or fall together: they go a part of the way where few would stand. This
         # move is reversible for the normal about the mode, so the rule needs no other term.
         part = self._part[which] if side.tied else 1.0
@@ -769,6 +802,63 @@ class _Chain:
         self.kept[which] += float(keep.mean())
         return np.where(keep[:, None], new, rows)
 
+    def _mode(
+        self, side: Side, family: CellFamily, rest: FloatArray, noise: FloatArray, which: int
+    ) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """About where rows are proposed: near their mode, the information there, and a draw.
+
+        Steps go from the last mode on, as long as they are large. It need not be the very mode:
+        where proposals come from is told to the rule that keeps them.
+        """
+        (weights, sums), mode = self._told(), self._modes[which]
+        for _ in range(_NEWTON):
+            theta = rest + side.contribution(mode)
+            score, gain = family.slopes(theta, sums, weights)
+            information = side.information(gain, len(mode))
+            slope = side.gradient(score, mode)
+            step, jump = side.solve_and_draw(information, slope, noise)
+            ahead = (slope * step).sum(axis=1)
+            far = float(ahead.sum() if side.tied else ahead.max())
+            if far < _CLOSE:
+                mode = mode + step
+                break
+            mode = damped(side, family, mode, step, rest, weights, sums)
+        self._modes[which] = mode
+        return mode, information, jump
+
+    def _rescale(self) -> None:
+        """A walk of each factor's size, its sites along with it.
+
+        Given the sites a size is known to one part in ten, so that drawing the two in turn leaves a
+        factor that began small small for long (Yu and Meng 2011 move both ways in turn, too).
+        """
+        state, cells, family = self.state, self.cells, self._family()
+        if not state.params.effects:
+            return
+        weights, sums = self._told()
+        theta = state.params.theta(cells.sites, cells.times)
+        now = float(family.loss(theta, sums, weights).sum())
+        moves = self._normals(2 * state.params.rank).reshape(-1, 2)
+        chances = self._uniforms(2 * state.params.rank).reshape(-1, 2)
+        for k in range(state.params.rank):
+            if self._begin.site_ridge[k] * self._unit >= _HELD:
+                continue
+            params, size = state.params, (state.site_ridge[k] * self._scale) ** -0.5
+            part = params.sites[cells.sites, k] * params.times[cells.times, k]
+            by = 1.0
+            for scale, move, chance in zip(_SIZES, moves[k], chances[k], strict=True):
+                other = by * float(np.exp(scale * move))
+                there = float(family.loss(theta + (other - by) * part, sums, weights).sum())
+                prior = 2 * np.log(other / by) - self._size_rate * size * (other - by)
+                if np.log(chance + 1e-300) < now - there + prior:
+                    theta, now, by = theta + (other - by) * part, there, other
+            sites, ridge = params.sites.copy(), state.site_ridge.copy()
+            sites[:, k] *= by
+            ridge[k] /= by**2
+            self._modes[0] = self._modes[0].copy()
+            self._modes[0][:, k] *= by
+            state.params, state.site_ridge = replace(params, sites=sites), ridge
+
     def _shift(self) -> None:
         """Exact moves along which the cells tell nothing: between offset, coefficients and effects.
 
@@ -783,11 +873,16 @@ class _Chain:
         side = Side.penalty(state.site_ridge[-1:], graph=self._graph, tie=tie)
         by = self._along(side, sites[self._seen, -1:], self._designs[0], beta[:split])
         sites[self._seen, -1] -= self._designs[0] @ by
+        # Modes go along, or the next proposals would have to find the way.
+        self._modes[0] = self._modes[0].copy()
+        self._modes[0][self._seen, -1] -= self._designs[0] @ by
         offset, beta[:split] = offset + float(by[0]), beta[:split] + by[1:]
         ties = tuple((lag, np.asarray(strength)[-1:]) for lag, strength in state.lags)
         side = Side.penalty(state.time_ridge[-1:], ties, self._drift)
         by = self._along(side, times[:, -1:], self._designs[1], beta[split:])
         times[:, -1] -= self._designs[1] @ by
+        self._modes[1] = self._modes[1].copy()
+        self._modes[1][:, -1] -= self._designs[1] @ by
         offset, beta[split:] = offset + float(by[0]), beta[split:] + by[1:]
         state.params = replace(params, offset=offset, sites=sites, times=times, coefficients=beta)
 
@@ -818,14 +913,32 @@ def _unit_times(params: TableParameters) -> TableParameters:
 
 
 def _forms(left: FloatArray, right: FloatArray, lags: list[int]) -> FloatArray:
-    """left' P right for each strength of a prior along time: to zero, and at each lag."""
-    ties = ((left[lag:] - left[:-lag]) @ (right[lag:] - right[:-lag]) for lag in lags)
-    return np.array([left @ right, *ties])
+    """left' P right of each column: for the strength to zero, and for that at each lag."""
+    ties = [((left[lag:] - left[:-lag]) * (right[lag:] - right[:-lag])).sum(axis=0) for lag in lags]
+    return np.stack([(left * right).sum(axis=0), *ties], axis=1)
+
+
+@lru_cache(maxsize=16)
+def _differences(count: int) -> FloatArray:
+    """The eigenvalues of squared differences of neighbours: those of a path of ``count`` places."""
+    out: FloatArray = 2 - 2 * np.cos(np.pi * np.arange(count) / count)
+    out.flags.writeable = False  # all callers share it
+    return out
+
+
+def _log_determinants(count: int, strengths: FloatArray, lags: list[int]) -> FloatArray:
+    """The log-determinant of the prior's precision along time, for each row of strengths."""
+    if not lags:
+        return np.asarray(count * np.log(strengths[:, 0]))
+    if lags == [1]:
+        values = strengths[:, :1] + strengths[:, 1:] * _differences(count)
+        return np.asarray(np.log(values).sum(axis=1))
+    return np.array([_log_determinant(count, each, lags) for each in strengths])
 
 
 def _log_determinant(count: int, strengths: FloatArray, lags: list[int]) -> float:
-    """The log-determinant of the prior's precision of effects along time."""
-    band = np.zeros((max(lags, default=0) + 1, count))
+    """The same of one row, by its banded factor."""
+    band = np.zeros((max(lags) + 1, count))
     band[-1] = strengths[0]
     for lag, strength in zip(lags, strengths[1:], strict=True):
         band[-1, lag:] += strength

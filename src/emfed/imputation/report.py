@@ -102,11 +102,12 @@ def _without(empty: Any, *bounds: FloatArray) -> tuple[FloatArray, ...]:
 
 def _index(index: Index) -> Section:
     rows = [
-        [s["stratum"], str(s["sites"]), *(_number(s[k]) for k in _SLOPE), s["class"]]
+        [s["stratum"], s["class"], str(s["sites"]), *(_number(s[k]) for k in _SLOPE)]
         for s in index.slopes
     ]
     factor = f"factor a {index.per}"
-    columns = ("stratum", "sites", factor, "error", "lower 95%", "upper 95%", "class")
+    # The word first: a narrow page shows the left of a table.
+    columns = ("stratum", "class", "sites", factor, "error", "lower 95%", "upper 95%")
     return Section("Index", figures=[index.figure()], tables=[Table("Slopes", columns, rows)])
 
 

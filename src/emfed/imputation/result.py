@@ -395,7 +395,7 @@ class Imputation:
         if draws != 0 and not self.plain:
             posterior = self._with(draws)
             sums = posterior.totals(np.arange(rows))
-            out["lower"], out["upper"] = posterior.bounds(sums, level)
+            out["lower"], out["upper"] = posterior.bounds(sums, level, self.empty)
         return out
 
     def site_totals(self, draws: int | None = None, level: float = 0.9) -> dict[str, Any]:

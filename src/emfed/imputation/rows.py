@@ -51,12 +51,25 @@ def newton(
     ``rest`` is what the rows do not move of theta. For the Gaussian the step is the solution.
     """
     theta = rest + side.contribution(rows)
-    score = family.score(theta, sums, weights)
-    information = side.information(family.gain(theta, sums, weights), len(rows))
+    score, gain = family.slopes(theta, sums, weights)
+    information = side.information(gain, len(rows))
     step = side.solve(information, side.gradient(score, rows))
     if family.quadratic:
         return rows + step
-    before = objective(side, family, rows, theta, weights, sums)
+    return damped(side, family, rows, step, rest, weights, sums)
+
+
+def damped(
+    side: Side,
+    family: CellFamily,
+    rows: FloatArray,
+    step: FloatArray,
+    rest: FloatArray,
+    weights: FloatArray,
+    sums: FloatArray,
+) -> FloatArray:
+    """Rows moved by a step, halved where it would not lower the row's objective."""
+    before = objective(side, family, rows, rest + side.contribution(rows), weights, sums)
     length = np.ones(len(rows))
     for _ in range(30):
         moved = rows + length[:, None] * step

@@ -23,6 +23,8 @@ from emfed.imputation.rows import newton, site_side, time_side
 from emfed.models.sides import Side
 
 _ZERO = np.zeros(1, dtype=np.int64)
+_SMALL = 10_000
+"""Entries of a matrix up to which all of its factors take less time than the leading ones."""
 
 
 @final
@@ -166,7 +168,7 @@ class Solver:
         """A Newton step of the offset and the coefficients, damped like a row's."""
         theta = params.theta(cells.sites, cells.times)
         family, sums, weights = self.family, cells.sums, cells.weights
-        score, gain = self._score(cells, theta), family.gain(theta, sums, weights)
+        score, gain = family.slopes(theta, sums, weights)
         extra = self.covariates.count
         design = np.ones((cells.size, 1 + extra))
         if extra:
@@ -204,7 +206,7 @@ def leading(matrix: Any, rank: int, seed: int) -> tuple[FloatArray, FloatArray, 
     probe = normals(seed, 0, Purpose.START, _ZERO, columns)[0]
     if not np.any(matrix @ probe):  # nothing in it: the iteration would have no start
         return np.zeros((rows, rank)), np.zeros(rank), np.zeros((columns, rank))
-    if rank >= few:  # the iteration needs room; such a table is small
+    if rank >= few or rows * columns <= _SMALL:  # the iteration needs room, and takes longer
         whole = matrix @ np.eye(columns) if columns <= rows else (matrix.T @ np.eye(rows)).T
         left, values, right = np.linalg.svd(whole, full_matrices=False)
         pad = max(0, rank - few)

@@ -11,7 +11,8 @@ size up to B gets a share proportional to sqrt(q) B.
 
 Sums are exact. Responsibilities, rows and products are cut to multiples of a grid toward zero,
 which makes no length longer, and sums of so few multiples are exact in doubles in whatever order
-they are taken; so no rounding error depends on the other rows, and no bound has to be padded.
+they are taken. What is cut follows from each row alone (`_White`). So no rounding error depends on
+the other rows, and no bound has to be padded.
 
 Mixtures are compared by the log-densities that each row has under them, less that under the first:
 a vector too, which is scaled into a ball.
@@ -29,7 +30,6 @@ import numpy as np
 
 from emfed.core.errors import SettingsError, WireError
 from emfed.core.protocols import FloatArray, IntArray
-from emfed.models.factory import gaussian_mixture
 from emfed.models.matrices import triangle
 from emfed.models.parameters import GaussianParameters
 
@@ -41,6 +41,8 @@ UNIT = 0.5**32
 BLOCK = 1 << 11
 """Rows whose sums are taken at once, in doubles: 14 bits of a responsibility, two times 13 of a row
 and 11 of these make 51, which doubles hold exactly."""
+ROOM = 1 << 22
+"""Numbers that rows times components may take: a server that names many has fewer rows at once."""
 MOST_ROWS = 1 << 22
 """Rows of a site: so many sums of products have room in 64 bits."""
 MOST_RIVALS = 64
@@ -230,33 +232,27 @@ def whole_sums(asked: Asked, blocks: Iterable[FloatArray]) -> FloatArray:
     tell = _gains if asked.rivals else _moments
     theirs, count = tell(asked), 0
     total = np.zeros(asked.size, dtype=np.int64)
+    components = max(len(own.weights) for own in (asked.params, *asked.rivals))
+    size = max(1, min(BLOCK, ROOM // max(1, components)))
     for block in blocks:
         count += len(block)
         if count > MOST_ROWS:
             raise SettingsError(f"a site has at most {MOST_ROWS} rows in a private run.")
-        for start in range(0, len(block), BLOCK):
-            rows = np.asarray(block[start : start + BLOCK], dtype=np.float64)
-            moved = (rows - asked.origin) @ asked.matrix.T
+        for start in range(0, len(block), size):
+            rows = np.asarray(block[start : start + size], dtype=np.float64)
+            with np.errstate(all="ignore"):
+                moved = _times(rows - asked.origin, asked.matrix)
             total += np.rint(theirs(moved) / UNIT).astype(np.int64)
     return np.asarray(total * UNIT)
 
 
 def _gains(asked: Asked) -> Callable[[FloatArray], FloatArray]:
     """Sums of log-densities under each rival, less those under the first mixture."""
-    parts = []
-    for params in (asked.params, *asked.rivals):
-        inverses = replace(asked, params=params, rivals=()).inverses
-        with np.errstate(all="ignore"):
-            size = np.log(params.weights) + np.log(np.diagonal(inverses, axis1=1, axis2=2)).sum(1)
-        parts.append((params.means, inverses, size))
+    parts = [_White(replace(asked, params=own, rivals=())) for own in (asked.params, *asked.rivals)]
 
     def of(moved: FloatArray) -> FloatArray:
-        told = []
         with np.errstate(all="ignore"):  # of a row far away, densities may be anything
-            for means, inverses, size in parts:
-                white = np.einsum("knd,ked->kne", moved - means[:, None], inverses)
-                logits = size[:, None] - 0.5 * (white**2).sum(axis=2)
-                told.append(np.logaddexp.reduce(logits, axis=0))
+            told = [np.logaddexp.reduce(part.logits(moved), axis=1) for part in parts]
             gains = np.stack(told[1:], axis=1) - told[0][:, None]
         return np.asarray(_cut(clipped(gains, asked.radius), FINE).sum(axis=0))
 
@@ -265,25 +261,80 @@ def _gains(asked: Asked) -> Callable[[FloatArray], FloatArray]:
 
 def _moments(asked: Asked) -> Callable[[FloatArray], FloatArray]:
     """Sums of moments about each component."""
-    model, inverses = _unit_model(asked), asked.inverses
+    white = _White(asked)
 
     def of(moved: FloatArray) -> FloatArray:
         with np.errstate(all="ignore"):  # of a row far away, the logits may be anything
-            r = model.responsibilities(moved[None], asked.params)[0]
+            logits = white.logits(moved)
+            r = np.exp(logits - logits.max(axis=1, keepdims=True))
+            r /= r.sum(axis=1, keepdims=True)
         r = _cut(np.where(np.isfinite(r), r, 0.0), SHARES)
-        return _about_components(asked, moved, r, inverses)
+        return _about_components(asked, moved, r, white)
 
     return of
 
 
-def _about_components(
-    asked: Asked, moved: FloatArray, r: FloatArray, inverses: FloatArray
-) -> FloatArray:
+@final
+class _White:
+    """Rows about each component, white; every row by itself, whatever rows are beside it.
+
+    Products of matrices by a library are not so: it rounds a row otherwise that is alone, or in the
+    rest of a block. Where many rows lie on an edge of the grid (columns of whole numbers, a frame
+    that the server chose), one row more would then move others, and sums by more than its part.
+    """
+
+    def __init__(self, asked: Asked) -> None:
+        self._means, self._inverses = asked.params.means, asked.inverses
+        self._common = asked.kind in ("tied", CENTRES)
+        if self._common:
+            self._centres = _times(self._means, self._inverses[0])
+        with np.errstate(all="ignore"):
+            volumes = np.log(np.diagonal(self._inverses, axis1=1, axis2=2)).sum(axis=1)
+            self._sizes = np.log(asked.params.weights) + volumes
+
+    def about(self, k: int, moved: FloatArray) -> FloatArray:
+        """Rows about component k; of a common covariance, rows that `turned` gave."""
+        if self._common:
+            return moved - self._centres[k]
+        return _times(moved - self._means[k], self._inverses[k])
+
+    def turned(self, moved: FloatArray) -> FloatArray:
+        """What is the same for all components."""
+        return _times(moved, self._inverses[0]) if self._common else moved
+
+    def logits(self, moved: FloatArray) -> FloatArray:
+        """Log-densities of rows and components, less a constant, ``(rows, components)``."""
+        moved = self.turned(moved)
+        squares = [(self.about(k, moved) ** 2).sum(axis=1) for k in range(len(self._means))]
+        return self._sizes - 0.5 * np.stack(squares, axis=1)
+
+
+def _times(rows: FloatArray, matrix: FloatArray) -> FloatArray:
+    """Rows times the transpose of a matrix, column by column: each row is rounded alike.
+
+    The result has one row after the other in memory, whatever their number: sums over columns are
+    taken in an order that depends on it.
+    """
+    columns = np.ascontiguousarray(rows.T)
+    total = np.zeros((len(matrix), len(rows)))
+    for j, column in enumerate(columns):
+        some = np.flatnonzero(matrix[:, j])
+        if len(some):  # most matrices here are triangular
+            part = slice(int(some[0]), int(some[-1]) + 1)
+            total[part] += matrix[part, j, None] * column
+    return np.ascontiguousarray(total.T)
+
+
+def _about_components(asked: Asked, moved: FloatArray, r: FloatArray, white: _White) -> FloatArray:
     """Sums over a block of rows with these responsibilities."""
     first, second = [], []
-    for k, inverse in enumerate(inverses):
+    with np.errstate(all="ignore"):
+        turned = white.turned(moved)
+    for k in range(r.shape[1]):
         own = np.flatnonzero(r[:, k])  # most rows have a share in few components
-        u = clipped((moved[own] - asked.params.means[k]) @ inverse.T, asked.radius)
+        with np.errstate(all="ignore"):
+            about = white.about(k, turned[own])
+        u = clipped(about, asked.radius)
         first.append(r[own, k] @ _cut(u, FINE))
         if asked.kind != CENTRES:
             second.append(_products(_cut(u, COARSE), r[own, k], asked.kind))
@@ -298,19 +349,6 @@ def _products(u: FloatArray, r: FloatArray, kind: str) -> FloatArray:
         return np.asarray(((u * r[:, None]).T @ u)[i, j])
     squares = r @ u**2
     return np.asarray(squares if kind == "diag" else squares.sum(keepdims=True))
-
-
-def _unit_model(asked: Asked) -> Any:
-    """The mixture whose own frame is none: responsibilities need parameters alone."""
-    k, d = asked.params.means.shape
-    kind: Any = "tied" if asked.kind == CENTRES else asked.kind
-    model = gaussian_mixture(k, kind)
-    size = d * (d + 1) // 2 if kind == "tied" or (kind == "full" and k == 1) else d
-    scatter = np.ones((1, size))
-    if size != d:
-        scatter[:, ~triangle(d)[2]] = 0.0
-    unit = {"mean": np.zeros((1, d)), "scatter": scatter}
-    return model.bind(unit, np.array([max(k, 2)]), np.ones(1))
 
 
 def _counts(edges: FloatArray, blocks: Iterable[FloatArray]) -> FloatArray:
@@ -332,3 +370,25 @@ def to_integers(asked: Asked, sums: FloatArray) -> IntArray:
 def from_integers(asked: Asked, total: IntArray) -> FloatArray:
     """The sums over all rows, with noise, in their own units."""
     return np.asarray(total.astype(np.float64) * (asked.step / asked.scales))
+
+
+def check_private(model: Any) -> None:
+    """Refuse a model whose rows have no bounded say."""
+    described = model.describe()
+    kind = described.get("covariance_type")
+    mixture = described.get("model") == "gaussian-mixture" and kind in KINDS
+    if not mixture and not needs_moments_alone(model):
+        raise SettingsError(
+            "epsilon goes with Gaussian mixtures (full, tied, diag, spherical) and with factor "
+            "analysis and ppca of one component, whose statistics are bounded once rows are "
+            "clipped; this model's are not covered yet. Leave epsilon out, or use one of these."
+        )
+    if described.get("covariance_prior") is not None:
+        raise SettingsError("epsilon goes with no covariance_prior: leave one of the two out.")
+
+
+def needs_moments_alone(model: Any) -> bool:
+    """Whether the mean and covariance of all rows are all that a model needs."""
+    described = model.describe()
+    factors = described.get("model") in ("factor-analysis", "ppca")
+    return factors and described.get("n_components") == 1

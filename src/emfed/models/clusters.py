@@ -375,6 +375,34 @@ class Clusters(Model):
             mass[new], first[new] = mass[old], first[old] + mass[old] * (-1) ** attempt * step
         return self.layout.join(parts)
 
+    def moved(self, statistics: FloatArray, attempt: int) -> FloatArray | None:
+        """The two clusters that lose least become one; the free one goes beside one that is wide.
+
+        Nobody tells how wide a cluster is. One with much mass, far from its neighbour, has most to
+        gain; the new centre stands on its other side, where a long tail has its rows.
+        """
+        parts = {n: value.copy() for n, value in self.layout.split(statistics).items()}
+        mass, first, k = parts["mass"], parts["first"], self.n_components
+        if k < 3:
+            return None
+        centres = first / mass[:, None]
+        apart = ((centres[:, None] - centres) ** 2).sum(axis=-1)
+        np.fill_diagonal(apart, np.inf)
+        near = apart.argmin(axis=1)
+        wide = int(np.argsort(-mass * apart.min(axis=1), kind="stable")[attempt % k])
+        lost = mass[:, None] * mass / (mass[:, None] + mass) * apart
+        lost[wide], lost[:, wide] = np.inf, np.inf
+        one, free = np.unravel_index(np.argmin(lost), lost.shape)
+        mass[one], first[one] = mass[one] + mass[free], first[one] + first[free]
+        mass[wide], first[wide] = mass[wide] / 2, first[wide] / 2
+        mass[free] = mass[wide]
+        away = centres[wide] - centres[near[wide]]
+        first[free] = mass[wide] * (centres[wide] + MOVE_REACH * away)
+        return self.layout.join(parts)
+
+    def cost(self, statistics: FloatArray) -> float:
+        return self.inertia(statistics)
+
     # Starts, metric and units.
 
     def metric(self, params: Centres) -> Metric:
@@ -501,6 +529,10 @@ LEAST = 0.2
 """A bucket with less than this share of an even one is given up: its mean would be noise."""
 REACH = 0.7
 """How far from their bucket's centre new ones begin, in standard deviations within buckets."""
+MOVE_REACH = 0.25
+"""How far from a cluster a centre that moves begins, in the distance to its neighbour. Farther out
+it may have no rows. `ccard` and `anes96`, K=8 by workers, inertia over the best of five starts of
+scikit-learn, two seeds: 1.4 and 1.6, 1.0 and 1.0 with 0.5; 1.05 and 1.04, 1.02 and 1.0 with it."""
 FAR = 1e6
 """A coordinate that no row in the frame has."""
 NARROWEST = 0.05

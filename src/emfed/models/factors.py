@@ -56,6 +56,10 @@ from emfed.models.parameters import Frame, GaussianParameters, InverseWishart, c
 from emfed.models.rows import check_rows, combine_moments, moments, total_weight
 from emfed.models.sampling import entropy, sample_gaussian
 
+LEAST_FACTOR, LEAST_EXPANSION = 1e-6, 1e-5
+"""The least variance of a factor that is made 1 (less is rounding, or noise), and the nats a row
+that doing so must gain."""
+
 
 @stored("factor-mixture")
 @final
@@ -388,6 +392,29 @@ class FactorMixture(Model):
     def protect(self, before: FloatArray, after: FloatArray) -> FloatArray:
         """Components that explain less than one sample do not hold up the others."""
         return keep_dying(self.layout, before, after, self.samples)
+
+    def reduced(self, statistics: FloatArray) -> FloatArray:
+        """The same rows with factors of mean 0 and covariance I in every component.
+
+        T of it is the M-step of parameter-expanded EM (Liu, Rubin and Wu 1998): where noise is
+        small, rows tell their factors, and EM alone hardly moves what scales them.
+        """
+        parts = self.layout.split(statistics)
+        mass, mean = parts["mass"], parts["factor"] / parts["mass"][:, None]
+        spread = unpack(parts["latent"], self.n_factors) / mass[:, None, None] - outer(mean, mean)
+        values, vectors = np.linalg.eigh(spread)
+        if not np.all(values > LEAST_FACTOR):
+            return statistics
+        gain = 0.5 * mass @ ((values - 1 - np.log(values)).sum(axis=-1) + (mean**2).sum(axis=-1))
+        if gain < LEAST_EXPANSION:
+            return statistics
+        root = (vectors / np.sqrt(values)[:, None, :]) @ np.swapaxes(vectors, -1, -2)
+        moved = {
+            "latent": pack(np.eye(self.n_factors) * mass[:, None, None]),
+            "factor": np.zeros_like(mean),
+            "cross": root @ (parts["cross"] - outer(mean, parts["first"])),
+        }
+        return self.layout.join({**parts, **moved})
 
     def split(self, statistics: FloatArray, empty: BoolArray, attempt: int) -> FloatArray:
         return split_leaning(self.layout, statistics, empty, attempt, self.inside)

@@ -21,6 +21,7 @@ import numpy as np
 from emfed.core.protocols import BoolArray, FloatArray
 from emfed.core.registry import stored
 from emfed.models.components import NEAR_FLOOR
+from emfed.models.parameters import is_constant
 
 
 def log_gamma(xp: Any, x: Any) -> Any:
@@ -190,8 +191,7 @@ class Gaussian(Family):
 
     def frame(self, mean: FloatArray, scatter: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Mean and standard deviation."""
-        constant = np.sqrt(scatter) <= 4e-16 * np.abs(mean)
-        return mean, np.sqrt(np.where(constant, 1.0, scatter))
+        return mean, np.sqrt(np.where(is_constant(mean, scatter), 1.0, scatter))
 
     def typical(self, mean: FloatArray, extra: FloatArray, scale: FloatArray) -> FloatArray:
         """Mean zero, square one: that is the frame."""

@@ -167,7 +167,7 @@ def common_frame(origin: FloatArray, variances: FloatArray, kind: str, floored: 
 
 def is_constant(origin: FloatArray, variances: FloatArray) -> BoolArray:
     """Which columns hold one single value, up to the rounding of means over many workers."""
-    return np.asarray(np.sqrt(variances) <= ROUNDING * np.abs(origin))
+    return np.asarray(np.sqrt(np.maximum(variances, 0.0)) <= ROUNDING * np.abs(origin))
 
 
 def _complain_of_constant(columns: IntArray, bearable: bool) -> None:

@@ -53,7 +53,8 @@ from emfed.models.matrices import (
     unpack,
 )
 from emfed.models.mixture import MixtureModel
-from emfed.models.parameters import Frame, InverseWishart, common_frame
+from emfed.models.naming import column_name, counted
+from emfed.models.parameters import Frame, InverseWishart, common_frame, is_constant
 from emfed.models.rows import check_rows, combine_moments, moments
 
 LEAST_SPREAD = 1e-9
@@ -285,14 +286,27 @@ class RegressionMixture(MixtureModel):
         whole = self.combine(summaries, weights)
         d = len(whole["mean"])
         order = self._order(d)
-        scatter = unpack(whole["scatter"], d)[np.ix_(order, order)]
-        floored = self.noise_floor > 0
-        frame = common_frame(whole["mean"][order], np.diagonal(scatter), "diag", floored)
+        scatter = unpack(whole["scatter"], d)
+        self._check_inputs(is_constant(whole["mean"], np.diagonal(scatter)))
+        frame = common_frame(whole["mean"], np.diagonal(scatter), "diag", self.noise_floor > 0)
+        frame = Frame(frame.origin[order], frame.scale[order])  # named in the order of the table
+        scatter = scatter[np.ix_(order, order)]
         products = np.zeros((d + 1, d + 1))
         products[0, 0] = 1.0
         products[1:, 1:] = scatter / np.outer(frame.scale, frame.scale)
         bound = RegressionBound(frame, samples, products)
         return dataclasses.replace(self, bound=bound)
+
+    def _check_inputs(self, constant: BoolArray) -> None:
+        """Refuse columns of x that the intercept already is, unless a ridge tells them apart."""
+        columns = [j for j in np.flatnonzero(constant).tolist() if j != self._place % len(constant)]
+        if columns and not self.ridge:
+            many = len(columns) > 1
+            raise DataError(
+                f"column{'s' * many} {', '.join(map(column_name, columns))}{counted()} "
+                f"{'hold' if many else 'holds'} one single value, as the intercept does: drop "
+                f"{'them' if many else 'it'}, or set ridge > 0."
+            )
 
     # The E-step.
 

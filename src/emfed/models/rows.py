@@ -10,9 +10,10 @@ from array_api_compat import array_namespace, device
 from emfed.core.errors import DataError
 from emfed.core.protocols import FloatArray, Names, Summaries
 from emfed.models.devices import Ragged
-from emfed.models.matrices import pack
+from emfed.models.matrices import pack, triangle
 from emfed.models.mixture import blocks, to_numpy
 from emfed.models.naming import row_name
+from emfed.models.parameters import is_constant
 
 LARGEST = 1e140
 """Larger numbers cannot be squared in doubles with room to spare."""
@@ -126,7 +127,20 @@ def combine_moments(summaries: Summaries, shares: FloatArray) -> dict[str, Float
     mean = shares @ means
     away = means - mean
     between = pack((away.T * shares) @ away) if full else shares @ away**2
-    return {"mean": mean, "scatter": shares @ summaries["scatter"] + between}
+    scatter = shares @ summaries["scatter"] + between
+    return {"mean": mean, "scatter": _without_rounding(mean, scatter)}
+
+
+def _without_rounding(mean: FloatArray, scatter: FloatArray) -> FloatArray:
+    """Squares, or packed products, with zeros for columns that hold one value.
+
+    What rounding leaves of their variance (1e-31) would be a unit to start from.
+    """
+    d = len(mean)
+    rows, columns, diagonal = triangle(d)
+    full = len(scatter) != d
+    constant = is_constant(mean, scatter[diagonal] if full else scatter)
+    return np.where(constant[rows] | constant[columns] if full else constant, 0.0, scatter)
 
 
 def total_weight(data: Any, weights: Any | None) -> FloatArray:
@@ -170,4 +184,4 @@ def combine_seen(summaries: Summaries, shares: FloatArray) -> dict[str, FloatArr
     part = seen / np.where(total > 0, total, 1.0)
     mean = (part * summaries["mean"]).sum(axis=0)
     scatter = (part * (summaries["scatter"] + (summaries["mean"] - mean) ** 2)).sum(axis=0)
-    return {"observed": total, "mean": mean, "scatter": scatter}
+    return {"observed": total, "mean": mean, "scatter": _without_rounding(mean, scatter)}

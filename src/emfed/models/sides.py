@@ -213,21 +213,32 @@ class Side:
         ``noise`` has a number for each unknown and, last, one for the slope of a free line; where
         rows are neighbours, `noises` says how many.
         """
+        step, jump = self.solve_and_draw(information, right, noise)
+        return step if noise is None else step + jump
+
+    def solve_and_draw(
+        self, information: FloatArray, right: FloatArray, noise: FloatArray | None
+    ) -> tuple[FloatArray, FloatArray]:
+        """The solution, and a draw about zero by the same factor of the system: 0 without noise."""
         if self.graph is not None:
-            return self._solve_graph(self.graph, information, right, noise)
+            step, zero = self._solve_graph(self.graph, information, right, None), 0.0 * right
+            if noise is None:
+                return step, zero
+            return step, self._solve_graph(self.graph, information, zero, noise)
         if not self.drift:
-            return self._solve(information, right[..., None], noise)[..., 0]
+            both, jump = self._solve(information, right[..., None], noise)
+            return both[..., 0], jump
         lifted, size = self._lifted(len(right))
         column = np.zeros_like(right)
         column[:, -1] = lifted
-        both = self._solve(information, np.stack([right, column], axis=-1), noise)
+        both, jump = self._solve(information, np.stack([right, column], axis=-1), noise)
         # Sherman and Morrison: (M - v v' / c)^-1 = M^-1 + w w' / (c - v' w), w = M^-1 v.
         along = both[..., 1]
         gap = size - float(lifted @ along[:, -1])
-        step = float((along * right).sum()) / gap
+        step = both[..., 0] + float((along * right).sum()) / gap * along
         if noise is not None:
-            step += float(noise[-1]) / gap**0.5
-        return np.asarray(both[..., 0] + step * along)
+            jump = jump + float(noise[-1]) / gap**0.5 * along
+        return np.asarray(step), jump
 
     def _solve_graph(
         self, graph: Graph, information: FloatArray, right: FloatArray, noise: FloatArray | None
@@ -266,8 +277,8 @@ class Side:
 
     def _solve(
         self, information: FloatArray, rights: FloatArray, noise: FloatArray | None
-    ) -> FloatArray:
-        """Without a line, for several right sides; noise goes to the first."""
+    ) -> tuple[FloatArray, FloatArray]:
+        """Without a line, for several right sides, and the draw."""
         if noise is not None:
             noise = noise[: rights[..., 0].size].reshape(rights.shape[:-1])
         if self.lags:
@@ -277,11 +288,12 @@ class Side:
         # sites in mode site-owner, 1e9) must not shrink the others.
         size = np.einsum("...ii->...i", system)[..., None]
         system = system + (1e-12 + 1e-10 * size) * np.eye(rights.shape[-2])
-        out = np.linalg.solve(system, rights)
-        if noise is not None:
-            factor = np.linalg.cholesky(system)
-            out[..., :1] += np.linalg.solve(factor.transpose(0, 2, 1), noise[..., None])
-        return np.asarray(out)
+        out = np.asarray(np.linalg.solve(system, rights))
+        if noise is None:
+            return out, np.zeros(rights.shape[:-1])
+        factor = np.linalg.cholesky(system)
+        jump = np.linalg.solve(factor.transpose(0, 2, 1), noise[..., None])[..., 0]
+        return out, np.asarray(jump, dtype=np.float64)
 
 
 def _solve_banded(
@@ -290,9 +302,10 @@ def _solve_banded(
     ridge: FloatArray,
     lags: tuple[tuple[int, Strength], ...],
     noise: FloatArray | None,
-) -> FloatArray:
+) -> tuple[FloatArray, FloatArray]:
     """The rows as one system: blocks on the diagonal, the penalties of differences beside it."""
-    from scipy.linalg import cho_solve_banded, cholesky_banded, solve_banded
+    # Their faces in scipy.linalg take five times as long as they do for some hundred unknowns.
+    from scipy.linalg.lapack import dpbtrf, dpbtrs, dtbtrs
 
     count, width, many = rights.shape
     upper = max([width - 1, *(lag * width for lag, _ in lags)])
@@ -306,8 +319,10 @@ def _solve_banded(
         diagonal[lag:] += strength
         diagonal[:-lag] += strength
         band[upper - lag * width].reshape(count, width)[lag:] -= strength
-    factor = cholesky_banded(band)
-    out = np.asarray(cho_solve_banded((factor, False), rights.reshape(count * width, many)))
-    if noise is not None:
-        out[:, 0] += solve_banded((0, upper), factor, noise.ravel())
-    return out.reshape(count, width, many)
+    factor, failed = dpbtrf(band)
+    if failed:
+        raise NumericalError("the system of tied rows is not positive definite: raise penalties.")
+    out = dpbtrs(factor, rights.reshape(count * width, many))[0].reshape(rights.shape)
+    if noise is None:
+        return out, np.zeros((count, width))
+    return out, dtbtrs(factor, noise.reshape(-1, 1))[0].reshape(count, width)

@@ -75,8 +75,9 @@ from emfed.network.connection import Connection, logger
 from emfed.network.inprocess import answer_width
 from emfed.network.masking import (
     SMALLEST_SET,
-    encode_members,
     encode_roster,
+    encode_set,
+    next_numbers,
     packed_size,
     sum_words,
     unpack_words,
@@ -212,6 +213,7 @@ class RemoteFederation(Federation):
         self._seed, self._phase, self._settings = 0, 0, b""
         self._numbers: dict[str, int] = {}
         self._knows: dict[str, set[Kind]] = {}
+        self._last_set: Mapping[int, int] = {}
         self._steps: dict[int, bytes] = {}
         self._told_in = 0
         """The phase under whose number the constants are told."""
@@ -379,6 +381,7 @@ class RemoteFederation(Federation):
         self._question = self.members.questions
         self._numbers = {key: number for number, key in enumerate(self.members.keys)}
         self._knows = {key: set() for key in self.members.keys}
+        self._last_set = {}
 
     def _add_up_opening(self, members: Members) -> None:
         """Note the number of rows and the summary of all who are here, from one masked sum."""
@@ -807,12 +810,15 @@ class RemoteFederation(Federation):
         lost: set[int],
     ) -> list[str]:
         """Who is ready, by its fresh number; returns those who know nothing of the run."""
+        due = next_numbers(self._last_set)
 
         def take(key: str, kind: Kind, body: bytes) -> bool:
             if kind is Kind.LOST_MEMORY:
                 lost.add(self._numbers[key])
-            elif kind is Kind.READY and len(body) == 8:
-                fresh[self._numbers[key]] = int.from_bytes(body, "little")
+            elif kind is Kind.READY and len(body) in (0, 8):
+                number = self._numbers[key]
+                if body or number in due:  # who says no number that is known is asked again
+                    fresh[number] = int.from_bytes(body, "little") if body else due[number]
                 if messages[key][0].kind is Kind.BUNDLE:
                     self._knows[key] |= {*self._news_of(messages[key])}
             else:
@@ -838,7 +844,10 @@ class RemoteFederation(Federation):
         theirs for this one alone, so all are asked something new.
         """
         answers: dict[int, bytes] = {}
-        body, keys = encode_members(members), self.members.keys
+        # Who answers takes its next number from this set, whether or not all others answer.
+        keys, last, self._last_set = self.members.keys, self._last_set, dict(members)
+        due, short = next_numbers(last), encode_set(members, last)
+        whole = encode_set(members)
 
         def take(key: str, kind: Kind, told: bytes) -> bool:
             if kind is Kind.MASKED:  # and not the word that it is ready, once more
@@ -847,9 +856,11 @@ class RemoteFederation(Federation):
                 lost.add(self._numbers[key])
             return kind in (Kind.MASKED, Kind.LOST_MEMORY)
 
-        for _ in self._line.tries():
+        for attempt in self._line.tries():
             missing = [n for n in members if n not in answers and keys[n] not in self.refusals]
-            messages = {keys[n]: (replace(ready[n][0], kind=Kind.SET), body) for n in missing}
+            # Who is ready with the number that follows from the last set knows that set.
+            bodies = {n: whole if attempt or due.get(n) != members[n] else short for n in missing}
+            messages = {keys[n]: (replace(ready[n][0], kind=Kind.SET), bodies[n]) for n in missing}
             lost |= self._rejoin(self._collect(purpose, messages, take, waits=()))
             if lost or all(n in answers or keys[n] in self.refusals for n in members):
                 break

@@ -41,7 +41,7 @@ from emfed.core.protocols import (
 from emfed.core.streams import Purpose, word_source
 from emfed.data.sources import chunks
 from emfed.data.tables import Piece, Workers, apart
-from emfed.data.workers import WorkerData, with_columns
+from emfed.data.workers import WorkerData, as_workers, with_columns
 from emfed.models.binding import Bound, of_columns, rounded_opening
 from emfed.models.bounded import Asked, to_integers, whole_sums
 from emfed.models.clusters import Buckets
@@ -262,15 +262,38 @@ def _said(question: Question, model: Model, rows: Any, padding: Any | None) -> F
     return np.concatenate(told, axis=-1)
 
 
-def plain_rows(data: Workers, worker: int) -> Iterator[FloatArray]:
-    """A worker's rows, some at a time, where each counts once and is all there."""
-    if data.row_weights is not None or data.streaming:
-        raise SettingsError("epsilon goes with plain rows: leave out sample_weight and streams.")
+def plain_rows(data: Workers, worker: int, refuse: bool = True) -> Iterator[FloatArray]:
+    """A worker's rows, some at a time, where each counts once and is all there.
+
+    Rows with a missing value are an error to whoever has all rows before them. At a site they are
+    left out: an error would tell the server that there is one.
+    """
+    check_plain(data)
     for _, block in chunks(data.worker(worker)):
         rows = to_numpy(block)
-        if rows.ndim != 2 or not np.isfinite(rows).all():
+        if rows.ndim != 2:
+            raise DataError("a private answer is about a table of rows and columns.")
+        whole = np.isfinite(rows).all(axis=1)
+        if refuse and not whole.all():
             raise DataError("a private answer needs rows without missing values: fill them in.")
-        yield rows
+        yield rows if whole.all() else rows[whole]
+
+
+def rows_with_gaps(data: Workers) -> int:
+    """How many rows of the only worker have a missing value."""
+    blocks = (to_numpy(block) for _, block in chunks(data.worker(0)))
+    return sum(int((~np.isfinite(rows).all(axis=1)).sum()) for rows in blocks)
+
+
+def check_plain(data: Workers) -> None:
+    """Refuse rows that have weights, or that come once: a row must have one vote, always."""
+    if data.row_weights is not None or data.streaming:
+        raise SettingsError("epsilon goes with plain rows: leave out sample_weight and streams.")
+
+
+def stand_in(model: Model, width: int) -> Opening:
+    """The opening of made-up rows with so many columns: as any site's of a private run looks."""
+    return StackedFederation(as_workers([np.eye(width + 1, width)])).open(model)
 
 
 def check_suits(data: Workers, algorithm: Algorithm) -> None:

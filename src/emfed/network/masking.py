@@ -8,7 +8,7 @@ over the whole set is the sum of what was told; any smaller sum is noise to whoe
 the keys.
 
 A sum takes two exchanges. First everyone who is asked works out its numbers, writes them down and
-says that it is *ready*, with a fresh random number. Then the server names the *set* of those who
+says that it is *ready*, with a fresh number. Then the server names the *set* of those who
 are ready, with these numbers, and each of them answers masked. The key of a mask follows from all
 of that (run, kind, round, request, set, fresh numbers), so
 
@@ -19,6 +19,11 @@ of that (run, kind, round, request, set, fresh numbers), so
 
 So nobody's secrets are ever revealed, and there are no shares to keep. The price: a member that
 vanishes must come back, or leave for good, and everybody counts how often that happens.
+
+A fresh number need not be secret, only new. A process draws its first at random; after each set
+that it answered it takes the one that follows from that set (`next_numbers`), once. Everybody who
+knows the last set knows these, so that between members who stay neither the word that a site is
+ready nor the set repeats them.
 """
 
 from __future__ import annotations
@@ -215,6 +220,44 @@ def decode_members(body: bytes) -> dict[int, int]:
     return dict(pairs)
 
 
+_DIGEST = 4
+"""Bytes by which a set that is named in short is known. A wrong guess has masks that do not cancel,
+and nothing else."""
+FOLLOWING_SET = _DIGEST
+"""Bytes of a set that follows from the last one."""
+
+
+def next_numbers(members: SetMembers) -> dict[int, int]:
+    """The numbers with which the members of a set are ready next, if nobody's process ended."""
+    told = b"emfed next numbers" + encode_members(members)
+    whole = {n: hashlib.sha256(told + struct.pack("<I", n)).digest() for n in members}
+    return {n: int.from_bytes(digest[:8], "little") for n, digest in whole.items()}
+
+
+def encode_set(members: SetMembers, last: SetMembers | None = None) -> bytes:
+    """A set for members who know the ``last``: who is ready with another number than the next."""
+    if last is None or last.keys() != members.keys():
+        return encode_members(members)
+    due = next_numbers(last)
+    return _set_digest(members) + encode_members({n: f for n, f in members.items() if due[n] != f})
+
+
+def decode_set(body: bytes, told: Sequence[SetMembers], last: SetMembers) -> dict[int, int] | None:
+    """The inverse of `encode_set`; None if it follows from another set than the ``last``.
+
+    ``told`` are the sets for which this very answer was told: one of them may be named again.
+    """
+    if len(body) % _MEMBER.size != _DIGEST:
+        return decode_members(body)
+    digest, news = body[:_DIGEST], decode_members(body[_DIGEST:])
+    known = [*map(dict, told), next_numbers(last) | news]
+    return next((members for members in known if _set_digest(members) == digest), None)
+
+
+def _set_digest(members: SetMembers) -> bytes:
+    return hashlib.sha256(b"emfed set" + encode_members(members)).digest()[:_DIGEST]
+
+
 @final
 class RunKeys:
     """A site's key for one run, and its secrets with those of the others that it can verify.
@@ -256,6 +299,11 @@ class RunKeys:
                 known = X25519PublicKey.from_public_bytes(entry.public)
                 peers[number] = self._private.exchange(known)
         self._roster, self._peers = roster, peers
+
+    @property
+    def sites(self) -> int:
+        """This site and the others that it can verify: a server can't make them more."""
+        return 1 + len(self._peers)
 
     def strangers(self, members: SetMembers, me: int) -> list[int]:
         """Members of a set other than this site that are no site that it knows, each one once."""

@@ -47,7 +47,7 @@ from emfed.core.wire import (
 from emfed.models.binding import Bound, Shapes, told_parameters
 from emfed.models.bounded import Asked
 from emfed.network import texts
-from emfed.network.masking import MEMBER, packed_size, roster_size
+from emfed.network.masking import FOLLOWING_SET, MEMBER, packed_size, roster_size
 from emfed.network.sums import (
     FIRST_QUESTION,
     LATTICE_SIZE,
@@ -68,6 +68,7 @@ class Prices:
 
     def __init__(self, ledger: Ledger, workers: int, masks: bool = False) -> None:
         self._masks, self._roster = masks, 0
+        self._last_set: BoolArray = np.zeros(workers, dtype=np.bool_)
         self._knows_roster: BoolArray = np.zeros(workers, dtype=np.bool_)
         self.ledger, self._everyone = ledger, np.arange(workers, dtype=np.int64)
         self._constants, self._settings = 0, 0
@@ -140,7 +141,8 @@ class Prices:
             self.ledger.add(purpose, "up", self._everyone, size, ANSWER_ENVELOPE)
             return
         size = shape_size(private_shape(asked.size))
-        self._masked(purpose, self._everyone, around, np.full(len(self._everyone), size))
+        sizes = np.full(len(self._everyone), size)
+        self._masked(purpose, self._everyone, around, sizes, private=True)
 
     def _join_masked(self, told: dict[str, Any], names: Sequence[str] | None) -> None:
         """Keys instead of numbers."""
@@ -163,21 +165,35 @@ class Prices:
         set_envelope = envelopes(FIRST_QUESTION, 0, 0, unknown)
         self._masked("opening", self._everyone, set_envelope, np.full(len(unknown), size))
 
-    def _masked(self, kind: str, workers: IntArray, envelope: IntArray, sizes: IntArray) -> None:
-        """All are ready, the server names them, and each answers."""
-        self.ledger.add(kind, "up", workers, 0, ANSWER_ENVELOPE + FRESH)
-        self.ledger.add(kind, "down", workers, 0, envelope + MEMBER * len(workers))
+    def _masked(
+        self,
+        kind: str,
+        workers: IntArray,
+        envelope: IntArray,
+        sizes: IntArray,
+        private: bool = False,
+    ) -> None:
+        """All are ready, the server names them, and each answers; in short after the same set."""
+        chosen = np.isin(self._everyone, workers)
+        follows = not private and np.array_equal(chosen, self._last_set)
+        members = FOLLOWING_SET if follows else MEMBER * len(workers)
+        fresh = np.where(self._last_set[workers] & (not private), 0, FRESH)
+        self.ledger.add(kind, "up", workers, 0, ANSWER_ENVELOPE + fresh)
+        self.ledger.add(kind, "down", workers, 0, envelope + members)
         self.ledger.add(kind, "up", workers, sizes, ANSWER_ENVELOPE)
+        self._last_set = chosen
 
     def state(self) -> dict[str, BoolArray]:
         """Who knows what, for a checkpoint."""
         known = {"constants": self._knows_constants, "settings": self._knows_settings}
-        return known | ({"roster": self._knows_roster} if self._masks else {})
+        sums = {"roster": self._knows_roster, "last_set": self._last_set}
+        return known | (sums if self._masks else {})
 
     def restore(self, state: Mapping[str, BoolArray]) -> None:
         """The inverse of `state`."""
         self._knows_constants, self._knows_settings = state["constants"], state["settings"]
         self._knows_roster = state.get("roster", self._knows_roster)
+        self._last_set = state.get("last_set", self._last_set)
 
     def begin(self, phase: Phase) -> None:
         """A phase whose settings nobody knows yet."""

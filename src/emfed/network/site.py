@@ -26,7 +26,7 @@ import numpy as np
 from emfed.algorithms import build_algorithm
 from emfed.algorithms.steps import energy_in, settled
 from emfed.core.errors import CheckpointError, DataError, SettingsError, WireError
-from emfed.core.privacy import Privacy, discrete_gaussian, epsilon_of, price_on
+from emfed.core.privacy import Privacy, discrete_gaussian, epsilon_of, mu_squared_of, price_on
 from emfed.core.protocols import (
     WHOLE,
     Algorithm,
@@ -35,6 +35,7 @@ from emfed.core.protocols import (
     Lattice,
     Model,
     Names,
+    Opening,
     Oracle,
     Phase,
     Question,
@@ -91,7 +92,7 @@ from emfed.models.binding import (
     unflatten,
     unflatten_params,
 )
-from emfed.models.bounded import Asked, to_integers, whole_sums
+from emfed.models.bounded import Asked, check_private, to_integers, whole_sums
 from emfed.models.cells import PaddedCells
 from emfed.models.clusters import Buckets, Clusters
 from emfed.models.rows import mean_length
@@ -102,10 +103,13 @@ from emfed.network.inprocess import (
     LoopFederation,
     WorkerRows,
     answer,
+    check_plain,
     check_suits,
     fresh_rows,
     narrow,
     plain_rows,
+    rows_with_gaps,
+    stand_in,
 )
 from emfed.network.masking import (
     RunKeys,
@@ -170,6 +174,9 @@ MORE = "; another run follows"
 """How the journal's line of an end closes where the server goes on."""
 RUN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,63}")
 """What a run may be called in a site's folder: no path, no file of its own making."""
+COVERED = 10.0
+"""Epsilon of all private runs together up to which their noise hides a row that came between two
+of them; at 10 that is a formality already."""
 SMALLEST_CLUSTER = 2
 """The fewest rows of a cluster that the k-means of a start tells of: one is its own mean."""
 NO_ROSTER = (
@@ -326,6 +333,8 @@ class Site:
         self._cleared = False
         self._summaries: dict[int, Mapping[str, FloatArray]] = {}
         """Summaries of runs that said hello to this process."""
+        self._allowed: set[str] = set()
+        """Hellos of runs that the rules of this process were seen to allow."""
         self.warnings: list[str] = []
         """What the owner should look at in these rows. The server is not told."""
         self._journal = Journal(None if journal is None else Path(journal))
@@ -452,15 +461,17 @@ class Site:
         columns = content.get("columns")
         wanted = None if columns is None else tuple(map(str, columns))
         settings, before = inflate(body), self._store(header.run).joined()
+        privacy = texts.privacy_of(content)
+        covered = privacy is not None and self._covered(header.run, privacy)
         if before is None or before.settings != settings:  # else it is the same answer again
             self._spend(chosen=False)
-            if texts.privacy_of(content) is None:  # else noise covers who came, and a no would tell
+            if not covered:  # else noise covers who came, and a no would tell
                 self._described.check(self._data, self._secret, self.rules)
         if not self._listed:
             self.rules.check_columns(wanted, self._data.columns)
         data = _arranged(self._data, wanted)
         model = of_columns(model, data.columns)
-        opening = LoopFederation(data).open(model)
+        opening = LoopFederation(data).open(model) if privacy is None else _unseen(model, data)
         count, supports = int(opening.counts[0]), opening.supports
         summary = _of_one(opening.summaries)
         self.rules.check_opening(count, model.summary_shares(summary))
@@ -475,8 +486,7 @@ class Site:
         if masked:
             given = opening.summaries, opening.totals, opening.counts, uniform
             summary = _of_one(with_weight(*given))
-        privacy = texts.privacy_of(content)
-        hidden = masked or privacy is not None  # no number of this site alone is told as it is
+        hidden = masked or covered  # no number of this site alone is told as it is
         if not own:
             # Counts that a description names are a first guess: a chain has the square of its
             # states. Of any number of rows: a refusal tells nothing of how many are here.
@@ -492,8 +502,11 @@ class Site:
             assert isinstance(model, HasSupports)
             self.rules.check_cells(supports.weights)
             cells = encode_cells(supports.keys, supports.weights, model.cells)
-        others = [pair for pair in self._summaries.items() if pair[0] != header.run]
-        self._summaries = {**dict(others[1 - KEPT_RUNS :]), header.run: summary}
+        if privacy is None:
+            others = [pair for pair in self._summaries.items() if pair[0] != header.run]
+            self._summaries = {**dict(others[1 - KEPT_RUNS :]), header.run: summary}
+        elif missing := rows_with_gaps(data):
+            self._warn(header.run, f"{missing} rows have a missing value and are left out")
         weighted = opening.totals is not None and not hidden  # masked, it is in the sum
         about = texts.join_about(data.columns, joined.shapes, weighted, own)
         if masked:
@@ -501,7 +514,7 @@ class Site:
             note = "its columns and its key for masks: no number of any row"
             join = Join(joined.instance, about | {"key": True}, 1, mine)
             return Kind.JOIN, encode_join(join), note
-        if hidden:
+        if privacy is not None:
             join = Join(joined.instance, about | {"private": True}, 1, b"")
             return Kind.JOIN, encode_join(join), "its columns: no number of any row"
         values = flatten(summary)
@@ -515,13 +528,21 @@ class Site:
 
     def _admitted(self, content: Mapping[str, Any]) -> Model:
         """Return the model of a hello, if the owner's rules let this site take part at all."""
-        description = content.get("model")
         masked, privacy = content.get("masks") is True, texts.privacy_of(content)
-        check_ask(self.rules, description, self._data, masked or privacy is not None)
+        check_ask(self.rules, content.get("model"), self._data, masked or privacy is not None)
         if self.approve is not None:
             self.approve(content)
-        model: Model = build_model(description)
+        return self._permitted(content)
+
+    def _permitted(self, content: Mapping[str, Any]) -> Model:
+        """Return the model of a run that the owner's rules allow, whatever the rows are."""
+        masked, privacy = content.get("masks") is True, texts.privacy_of(content)
+        model: Model = build_model(content.get("model"))
         self.rules.check_privacy(privacy)
+        if privacy is not None:
+            # Of another model the join itself would tell whether rows suit it: a largest code.
+            check_private(model)
+            check_plain(self._data)
         if not masked and not self.rules.unmasked:
             told = "statistics" if privacy is None else "statistics, with noise"
             raise Refusal(
@@ -561,6 +582,18 @@ class Site:
         store.join(new)
         clear_old(self.directory, store.directory, self.disk)
         return new
+
+    def _covered(self, run: int, privacy: Privacy) -> bool:
+        """Whether the noise of a run takes the place of rules on what small differences tell.
+
+        An owner with a ``largest_epsilon`` said how much that may be. Else it is noise by name
+        alone once all private runs together cost more than `COVERED`.
+        """
+        if self.rules.largest_epsilon is not None:
+            return True
+        total, runs = self._allowance.read()
+        mine = runs[f"{run:016x}"].budget if f"{run:016x}" in runs else 0.0
+        return total - mine + privacy.mu_squared <= mu_squared_of(COVERED, self.rules.delta)
 
     def _charge(self, run: int, privacy: Privacy) -> None:
         """Take a run's whole budget off what the owner gives away, before anything is told."""
@@ -605,7 +638,7 @@ class Site:
         if asked.columns != data.worker(0).shape[1]:
             raise WireError("a private question is about other columns than the run's.")
         self._spend(chosen=False)
-        exact = to_integers(asked, whole_sums(asked, plain_rows(data, 0)))
+        exact = to_integers(asked, whole_sums(asked, plain_rows(data, 0, refuse=False)))
         # A site that forgot the run forgot for which sets it told its answers: it has other noise.
         place = joined.instance.to_bytes(8, "little")
         own = hashlib.sha256(about).digest() + place + exact.astype("<i8").tobytes()
@@ -661,8 +694,8 @@ class Site:
         """
         assert self._sums is not None
         store = self._store(header.run)
-        fresh = self._sums.ready(store, header.round, about, subject, blocks, private)
-        return Kind.READY, fresh.to_bytes(8, "little"), f"ready: {note}"
+        told = self._sums.ready(store, header.round, about, subject, blocks, private, header.worker)
+        return Kind.READY, told, f"ready: {note}"
 
     def _waits(self, header: Header, about: bytes) -> tuple[Kind, bytes, str] | None:
         """The same word again, where the answer waits: a repeated message costs no look at rows."""
@@ -684,7 +717,21 @@ class Site:
             )
         if joined.number not in (-1, header.worker):
             raise WireError(f"a message to worker {header.worker}; this is {joined.number}.")
+        self._check_still(joined)
         return store, joined
+
+    def _check_still(self, joined: Joined) -> None:
+        """Refuse a run that the rules of this process do not allow, if earlier ones did."""
+        if joined.settings in self._allowed:
+            return
+        content = read_json(joined.settings)
+        hidden = content.get("masks") is True or texts.privacy_of(content) is not None
+        check_ask(self.rules, content.get("model"), self._data, hidden)
+        self._permitted(content)
+        self.rules.check_opening(joined.count, np.empty(0))
+        if not self._listed:
+            self.rules.check_columns(joined.columns, self._data.columns)
+        self._allowed = {*list(self._allowed)[1 - KEPT_RUNS :], joined.settings}
 
     def _take(self, kind: Kind, header: Header, body: bytes) -> None:
         """Constants and settings: kept, if they are news."""
@@ -692,6 +739,8 @@ class Site:
         if kind is Kind.ROSTER:
             number, start = decode_count(body)
             decode_roster(body[start:])
+            if self._sums is not None:
+                self._sums.forget_last(store)
             known = store.roster()
             if known is None or (known != body and number >= decode_count(known)[0]):
                 store.put_roster(body)
@@ -827,7 +876,7 @@ class Site:
             values = answer(Question(kind, WHOLE, params), model, data.pieces(_ME), _ALONE)
         note = f"{ANSWERS[kind]}: {len(values)} numbers"
         if masked:
-            sites = len(self._keys(header.run, joined).names)
+            sites = self._keys(header.run, joined).sites
             told = [to_fixed(values, self._share(joined, data), sites)]
             return self._ready(header, about, asked, told, note)
         return Kind.ANSWER, encode_floats(values), note
@@ -1145,6 +1194,13 @@ def _alone(model: Model, count: int, summary: Summaries) -> list[Model]:
             one = {name: values[None] for name, values in summary.items()}
             found.append(candidate.bind(one, np.array([count]), _ALONE))
     return found
+
+
+def _unseen(model: Model, data: Workers) -> Opening:
+    """The opening of a private run, in which no row has a say: no value of a row, however large,
+    makes it fail."""
+    opening = stand_in(model, data.worker(0).shape[1])
+    return replace(opening, counts=data.counts, columns=data.columns)
 
 
 def _whole(joined: Joined) -> dict[str, FloatArray]:

@@ -407,29 +407,48 @@ class Secret:
 
 @final
 class DescribedRows:
-    """Which rows were described to a server last, as 64 bits each, by a secret of the site.
+    """Which tables were described to servers before, each as counts of rows by a secret digest.
 
     Where a single row came or went between two runs, the summaries of both tell it, to whoever
-    subtracts them; so does a sum over sites, if nothing else changed. A stream is not looked at.
+    subtracts them; so does a sum over sites, if nothing else changed. All tables of before count,
+    not the last alone: a site may answer from two in turn. A stream is not looked at.
+
+    Rows that came or went change as many counts, unless two of them cancel in one of `BUCKETS`; a
+    digest of the whole tells that apart from no change.
     """
 
     def __init__(self, directory: Path, disk: Disk = DISK) -> None:
         self._path, self._disk = directory / "described", disk
 
     def check(self, data: Workers, secret: Secret, rules: SiteRules) -> None:
-        """Refuse where too few rows changed; else remember these."""
+        """Refuse where too few rows changed since any table was described; else remember these."""
         if data.streaming:
             return
-        now = _all_digests(data, secret)
+        words = _all_digests(data, secret)
+        whole, now = np.uint64(words.sum(dtype=np.uint64)), _by_bucket(words)
+        wholes, before = np.empty(0, dtype=np.uint64), np.empty((0, BUCKETS), dtype=np.int32)
         if self._disk.read(self._path) is not None:
-            before = load_checkpoint(self._path, self._disk)[0]["rows"]
-            if np.array_equal(before, now):
-                return
-            values, places = np.unique(np.concatenate([before, now]), return_inverse=True)
-            side = np.repeat([1, -1], [len(before), len(now)])
-            apart = np.abs(np.bincount(places, weights=side, minlength=len(values))).sum()
-            rules.check_change(int(apart))
-        save_checkpoint(self._path, {"rows": now}, {}, self._disk)
+            known = load_checkpoint(self._path, self._disk)[0]
+            wholes, before = known["wholes"], known["tables"]
+        if whole in wholes:
+            return
+        for apart in np.abs(before - now).sum(axis=1).tolist():
+            rules.check_change(max(1, apart))
+        tables = {
+            "wholes": np.append(wholes, whole)[-KEPT_TABLES:],
+            "tables": np.concatenate([before, now[None]])[-KEPT_TABLES:],
+        }
+        save_checkpoint(self._path, tables, {}, self._disk)
+
+
+BUCKETS, KEPT_TABLES = 1 << 12, 64
+"""Counts that a table is remembered by, and tables that are: 16 kB each, 1 MB in all."""
+
+
+def _by_bucket(words: NDArray[np.uint64]) -> NDArray[np.int32]:
+    """How many digests fall into each bucket, by their first bits."""
+    places = (words >> np.uint64(52)).astype(np.int64)
+    return np.bincount(places, minlength=BUCKETS).astype(np.int32)
 
 
 def _all_digests(data: Workers, secret: Secret) -> NDArray[np.uint64]:

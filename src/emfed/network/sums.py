@@ -35,7 +35,8 @@ from emfed.network.masking import (
     SiteIdentity,
     check_set,
     context_of,
-    decode_members,
+    decode_set,
+    next_numbers,
     pack_words,
     packed_size,
     sum_words,
@@ -346,6 +347,10 @@ class SiteSums:
         self.identity, self._secret, self._rules = identity, secret, rules
         self.smallest = rules.smallest_set
         self._keys: dict[tuple[int, int], RunKeys] = {}
+        self._made: dict[Path, tuple[int, SetMembers]] = {}
+        """The fresh number that this process made last in a run, and the set that it was told for.
+        What is on disk tells neither: where an old disk was put back, the number that follows from
+        its last set may have been used for other rows."""
 
     def keys(self, run: int, instance: int) -> RunKeys:
         """The site's keys in a run."""
@@ -377,21 +382,34 @@ class SiteSums:
         subject: bytes,
         blocks: Sequence[NumberBlock],
         private: tuple[int, int | None] = (0, None),
-    ) -> int:
+        me: int = -1,
+    ) -> bytes:
         """Write down an answer; gives the fresh number that the server is to name it by.
 
-        A ``private`` answer brings how many sites its set must have, and the number that it had
-        where it was made before: it is told for one set.
+        It is empty where the number follows from the last set: the server knows it. A ``private``
+        answer brings how many sites its set must have, and the number that it had where it was made
+        before: it is told for one set.
         """
         words = b"".join(pack_words(to_words(*block), block[1]) for block in (*blocks, CHECK))
         shape = tuple((len(numbers), bits) for numbers, bits in (*blocks, CHECK))
         digest_of = hashlib.sha256(subject).digest()[:8]
         topic = int.from_bytes(digest_of, "little") if subject else 0
         least, fresh = private
-        fresh = int.from_bytes(os.urandom(8), "little") if fresh is None else fresh
+        last = self._made.pop(store.directory, (0, {}))[1]
+        follows = not least and me in last
+        if follows:
+            fresh = next_numbers(last)[me]
+        elif fresh is None:
+            fresh = int.from_bytes(os.urandom(8), "little")
         digest = hashlib.sha256(about).digest()
         self._keep(store, Ready(digest, topic, fresh, words, shape, number, least))
-        return fresh
+        others = list(self._made.items())[1 - KEPT_RUNS :]
+        self._made = {**dict(others), store.directory: (fresh, {})}
+        return b"" if follows else fresh.to_bytes(8, "little")
+
+    def forget_last(self, store: SiteStore) -> None:
+        """The server may not know the last set: the next number is drawn and told."""
+        self._made.pop(store.directory, None)
 
     @staticmethod
     def _keep(store: SiteStore, ready: Ready) -> None:
@@ -434,11 +452,17 @@ class SiteSums:
 
         None if it is not here: the disk that it was on is lost, or an old backup of it is here.
         """
-        members, ready = decode_members(body), self.waiting(store, number)
-        if ready is None or members.get(me) != ready.fresh:
+        ready = self.waiting(store, number)
+        if ready is None:
             return None
         history = _History.read(store)
         told = history.told_for(ready)
+        members = decode_set(body, told, history.newest)
+        if members is None:
+            text = "this set follows from one that is not the last here: name all of it."
+            raise Refusal(Reason.FAILED, text)
+        if members.get(me) != ready.fresh:
+            return None
         smallest = max(self.smallest, ready.least)
         why = check_set(members, smallest, told)
         if ready.least and told and members not in told:
@@ -459,6 +483,8 @@ class SiteSums:
         else:
             self._enter(store, self._names(keys, me, members))
             history.add(ready, members).write(store)
+            if self._made.get(store.directory, (None,))[0] == ready.fresh:
+                self._made[store.directory] = ready.fresh, members
         context, parts = context_of(ready.about, members), _split(ready.words, ready.shape)
         out = []
         for place, (words, (_, bits)) in enumerate(zip(parts, ready.shape, strict=True)):
@@ -560,21 +586,25 @@ class _History:
         which: NDArray[Any],
         sets: list[list[int]],
         last: LastTold,
+        newest: SetMembers,
     ) -> None:
         self._subjects, self._which, self._sets, self._last = subjects, which, sets, last
+        self.newest = newest
+        """The set that was answered last, whatever it was about."""
 
     @classmethod
     def read(cls, store: SiteStore) -> _History:
         """What is on disk; damage is an error, since forgetting would tell."""
         path = store.directory / "sets"
         if store.disk.read(path) is None:
-            return cls(np.empty(0, dtype=np.uint64), np.empty(0, dtype=np.int64), [], {})
+            return cls(np.empty(0, dtype=np.uint64), np.empty(0, dtype=np.int64), [], {}, {})
         arrays, about = load_checkpoint(path, store.disk)
         last = {
-            slot: (digest, [{n: int(f, 16) for n, f in told} for told in sets])
+            slot: (digest, [_from_text(told) for told in sets])
             for slot, (digest, sets) in about["last"].items()
         }
-        return cls(arrays["subjects"], arrays["which"], about["sets"], last)
+        newest = _from_text(about["newest"])
+        return cls(arrays["subjects"], arrays["which"], about["sets"], last, newest)
 
     def told_for(self, ready: Ready) -> list[dict[int, int]]:
         """The sets for which this very answer was told, with the fresh numbers of all."""
@@ -598,17 +628,25 @@ class _History:
         mine, sets_now = sorted(members), [*self.told_for(ready), dict(members)]
         told = {**self._last, _place(ready): (ready.about.hex(), sets_now)}
         if mine in self._told(ready.subject):
-            return _History(self._subjects, self._which, self._sets, told)
+            return _History(self._subjects, self._which, self._sets, told, members)
         sets = self._sets if mine in self._sets else [*self._sets, mine]
         subjects = np.append(self._subjects, np.uint64(ready.subject))
-        return _History(subjects, np.append(self._which, sets.index(mine)), sets, told)
+        return _History(subjects, np.append(self._which, sets.index(mine)), sets, told, members)
 
     def write(self, store: SiteStore) -> None:
         """Before the answer leaves."""
         arrays = {"subjects": self._subjects, "which": self._which}
         last = {
-            slot: [digest, [[[n, f"{f:016x}"] for n, f in told.items()] for told in sets]]
+            slot: [digest, [_to_text(told) for told in sets]]
             for slot, (digest, sets) in self._last.items()
         }
-        about = {"sets": self._sets, "last": last}
+        about = {"sets": self._sets, "last": last, "newest": _to_text(self.newest)}
         save_checkpoint(store.directory / "sets", arrays, about, store.disk)
+
+
+def _to_text(members: SetMembers) -> list[list[Any]]:
+    return [[n, f"{f:016x}"] for n, f in members.items()]
+
+
+def _from_text(told: list[list[Any]]) -> dict[int, int]:
+    return {n: int(f, 16) for n, f in told}

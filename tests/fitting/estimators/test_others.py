@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import statsmodels.datasets
 from sklearn import datasets
 from sklearn.cluster import KMeans
 from sklearn.decomposition import FactorAnalysis
@@ -104,6 +105,22 @@ def test_k_means_is_as_good_as_scikit_learns() -> None:
         np.testing.assert_allclose(  # centres are the means of their clusters
             ours.cluster_centers_, [rows[ours.labels_ == j].mean(axis=0) for j in range(7)]
         )
+
+
+@pytest.mark.parametrize(("name", "column"), [("anes96", "educ"), ("ccard", None)])
+def test_k_means_by_workers_finds_few_rows_far_out(name: str, column: str | None) -> None:
+    """One column has heavy tails and a unit that outweighs all others: 1.6 to 2.1 times the best of
+    scikit-learn from where buckets lead."""
+    frame = getattr(statsmodels.datasets, name).load_pandas().data.dropna()
+    at_random = np.random.default_rng(0).integers(4, size=len(frame))
+    groups = frame[column].to_numpy() if column else at_random
+    kept = [c for c in frame.select_dtypes("number") if c != column][:12]
+    rows = frame[kept].to_numpy(float)
+    best = min(KMeans(8, n_init=1, random_state=seed).fit(rows).inertia_ for seed in range(5))
+    ours = emfed.FederatedKMeans(8, random_state=0).fit(rows, groups=groups)
+    assert ours.converged_
+    assert ours.inertia_ < 1.1 * best
+    assert ours.inertia_ == pytest.approx(-ours.score(rows), rel=1e-6)
 
 
 @pytest.mark.filterwarnings("ignore::emfed.EmfedWarning")

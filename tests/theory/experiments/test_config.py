@@ -141,3 +141,7 @@ def test_a_settings_table_has_what_the_run_used_and_nothing_else() -> None:
     assert not {"memory_rate", "batch_size"} & set(claims["sum (V_i + Q) / np"].used)
     assert claims["half take part, with memories"].used["memory_rate"] == "1 / (1 + omega)"
     assert claims["half take part, with memories"].used["batch_size"] == "all rows"
+    methods = load_experiment("methods").runs
+    assert "rounds" in methods["AutoEM, data storms"].used
+    for run in ("private AutoEM", "one-shot merge", "averaged local fits"):
+        assert "rounds" not in methods[f"{run}, data storms"].used

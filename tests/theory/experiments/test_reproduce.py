@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import markupsafe
@@ -11,6 +12,7 @@ import polars as pl
 import pytest
 
 from emfed.core.errors import DataError, SettingsError
+from emfed.core.storage.disk import Disk
 from emfed.theory.experiments import NAMES, load_experiment, reproduce
 from tests.artifacts.browser import Browser
 from tests.cli.test_main import emfed_command
@@ -44,6 +46,8 @@ def test_quick_version_holds(
     assert {"name", "value", "expected", "holds"} <= set(summary["verdicts"][0])
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert markupsafe.escape(experiment.title) in page
+    guesses = "What the paper prints, and what we run" in page
+    assert guesses != ("The paper has no such run: all settings are ours." in page)
     assert page.count('<img src="data:image/svg+xml;base64,') == len(pictures)
 
 
@@ -76,7 +80,8 @@ def test_a_claim_that_fails_shows_in_the_exit_code(tmp_path: Path) -> None:
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     by_name = {v["name"]: v for v in summary["verdicts"]}
     assert by_name["FedEM's |H|² stays far above |h|²"]["holds"] is False
-    assert 'class="fails"' in (tmp_path / "out" / "report.html").read_text()
+    page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    assert page.rindex('class="fails"') < page.index('class="holds"'), "what fails comes first"
     again = emfed_command(*arguments, "--json")
     assert again.returncode == 1
     printed = json.loads(again.stdout)
@@ -120,6 +125,14 @@ def test_seeds_count_from_the_one_given_and_seconds_are_kept(tmp_path: Path) -> 
     assert set(pl.read_parquet(tmp_path / "out" / "synthetic.parquet")["seed"]) == {40, 41}
     (first,) = result.outcomes
     assert first.processor_seconds > 0
+    assert first.not_judged == []
+    assert result.missing == []
+    blind = replace(result, outcomes=[replace(first, verdicts=[], not_judged=["of storms"])])
+    assert not blind.holds, "no claim failed, since none could be judged"
+    assert blind.missing == [
+        "Not judged: 1 claims of synthetic, since EMFED_DATA names no folder with their data."
+    ]
+    assert replace(blind, summary={"quick": True}).holds
     (again,) = reproduce(["synthetic"], tmp_path / "out", seed=40, config=config).outcomes
     assert again.processor_seconds == first.processor_seconds, "a resumed call adds nothing"
 
@@ -137,11 +150,16 @@ def test_without_data_others_still_run(tmp_path: Path, monkeypatch: pytest.Monke
     assert "Not run: mnist" in page
 
 
-def test_measures_follow_from_records(tmp_path: Path) -> None:
+def test_measures_follow_from_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the report says is what the records hold: recomputed here by hand."""
     config = tmp_path / "own.toml"
     config.write_text(CONFIG)
+    made = {config}
+    real = Disk.create
+    monkeypatch.setattr(Disk, "create", lambda s, path, data: made.add(path) or real(s, path, data))
     result = reproduce(["synthetic"], tmp_path, config=config)
+    # A full disk then leaves no torn file, and the message names the one that had no room.
+    assert {path for path in tmp_path.rglob("*") if path.is_file()} == made
     records = pl.read_parquet(tmp_path / "synthetic.parquet")
     for run in ("FedEM", "VR-FedEM"):
         part = records.filter((pl.col("run") == run) & pl.col("squared_h").is_not_null())

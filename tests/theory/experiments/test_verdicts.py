@@ -65,6 +65,21 @@ def test_quick_runs_have_bounds_of_their_own(monkeypatch: pytest.MonkeyPatch) ->
     assert not same.holds
 
 
+def test_claims_about_data_that_are_not_here_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    entries = [
+        {"name": "here", "measure": "m", "at_most": 2, "optional": True},
+        {"name": "away", "measure": "q", "at_most": 2, "optional": True, "quick": {}},
+        {"name": "small", "measure": "r", "at_most": 2, "full": False, "quick": {}},
+    ]
+    text = json.dumps({"seeds": [0], "verdicts": entries})
+    monkeypatch.setattr(verdicts, "packaged", lambda name, file: text)
+    assert [v.name for v in verdicts.judge("x", {"m": [1.0]}, False)] == ["here"]
+    assert verdicts.not_judged("x", {"m": [1.0]}, False) == ["away"]
+    assert verdicts.not_judged("x", {"q": [1.0], "r": [1.0]}, True) == []
+    with pytest.raises(EmfedError, match="no measure 'r'"):
+        verdicts.judge("x", {"q": [1.0]}, True)
+
+
 def test_wrong_expectations_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SettingsError, match="did you mean 'at_most'"):
         judged(monkeypatch, {"atmost": 1}, [5.0])

@@ -40,8 +40,10 @@ class Disk:
                 if hasattr(os, "fchmod"):  # Windows has other rights, which the folder hands down
                     os.fchmod(handle, 0o666 & ~_umask())
                 file.write(data)
-        except BaseException:
+        except BaseException as error:
             self.remove(Path(name))
+            if isinstance(error, OSError) and error.filename is None:
+                error.filename = str(path)  # a full disk does not say what had no room
             raise
         return Path(name)
 

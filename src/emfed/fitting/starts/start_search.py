@@ -8,10 +8,16 @@ from typing import Any, final
 
 import numpy as np
 
-from emfed.algorithms import EM, FedEM
+from emfed.algorithms import EM, Everyone, FedEM, Schedule
 from emfed.compressors import SubtractiveDithering
 from emfed.core.errors import EmfedWarning, SettingsError
-from emfed.core.protocols import Algorithm, FloatArray, StartsFromClusters, View
+from emfed.core.protocols import (
+    Algorithm,
+    FloatArray,
+    Participation,
+    StartsFromClusters,
+    View,
+)
 from emfed.core.streams import Purpose, choose_distinct, uniforms
 from emfed.fitting.rounds import Run
 from emfed.fitting.selection import FLOORS
@@ -55,6 +61,10 @@ fewer, sums of buckets are told finely, and one worker's clusters say more about
 tied, 100 workers, medians of 4 seeds (`python -m benchmarks merged`): from merged clusters it ends
 0.000 nats below the best after 66 rounds (by label 0.044 after 72), from buckets 0.063 after 119
 (0.053 after 93)."""
+PANEL, PANEL_ROWS = 1000, 50_000
+"""Workers, and rows that they hold together, that are enough to find a start: of more workers a
+sample is asked. A million that all took part would send 840 numbers each and keep as many: 18 GB in
+a simulation. Not tuned."""
 SKETCHED = ("merge", "k-means")
 """Starts that are tried on a sketch."""
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -69,11 +79,20 @@ class _Search:
         self.session, self.parts, self.rounds = session, tuple(parts), 0
         self.alone = session.federation.size == 1
         self.models = [session.bound.part(j) for j in parts]
+        self.who = _panel(session)
 
     def run(self, view: View, statistics: FloatArray, algorithm: Algorithm, rounds: int) -> Any:
         """The statistics after some rounds; each run has random numbers of its own."""
         seed = (self.session.seed + _GOLDEN * self.rounds) % 2**64
-        run = Run(self.session, view, algorithm, statistics, purpose="start", seed=seed)
+        run = Run(
+            self.session,
+            view,
+            algorithm,
+            statistics,
+            participation=self.who,
+            purpose="start",
+            seed=seed,
+        )
         stopped = run.until(Stop(rounds=rounds))
         if lost := sum(not r.answered for r in run.records):  # masked sums that had no room
             stopped = run.until(Stop(rounds=rounds + lost))
@@ -176,6 +195,9 @@ class _Search:
             return [after[cut] for cut in together.cuts], together.values(after)
         quiet = FedEM(
             SubtractiveDithering(RACE_NOISE),
+            step_size=1.0,
+            # V counts all workers; of a sample, whose noise averages out, memories would be a part.
+            memory_rate=None if isinstance(self.who, Everyone) else 0.0,
             in_metric=True,
             broadcast=SubtractiveDithering(RACE_BROADCAST),
         )
@@ -185,6 +207,34 @@ class _Search:
         self.session.evaluations += self.session.samples
         self.rounds += 1
         return [after[cut] for cut in together.cuts], values
+
+
+def _panel(session: Session) -> Participation:
+    """Who takes part in the search: everyone, or a sample where workers are very many.
+
+    The same workers are asked in every round. They are drawn by weight, evenly over all, and p_i
+    is the probability of that; so their w_i / p_i add up to 1, and large workers are all there.
+    """
+    shares, n = session.weights, session.federation.size
+    count = max(PANEL, int(PANEL_ROWS * n / max(session.samples, 1)))
+    if session.masks or np.count_nonzero(shares) <= count:
+        return Everyone()
+    p = _inclusion(shares, count)
+    own = np.zeros(1, dtype=np.int64)
+    at = np.arange(count) + uniforms(session.seed, 0, Purpose.PARTICIPATION, own, 1)[0, 0]
+    below = np.cumsum(p)
+    picks = np.unique(np.searchsorted(below[:-1], at * (below[-1] / count), side="right"))
+    return Schedule([picks.tolist()], np.where(p > 0, p, 1.0))
+
+
+def _inclusion(shares: FloatArray, count: int) -> FloatArray:
+    """Probabilities in proportion to the shares, at most 1, that add up to ``count``."""
+    p = count * shares / shares.sum()
+    while (p > 1).any():
+        certain = p >= 1
+        rest = np.where(certain, 0.0, shares)
+        p = np.where(certain, 1.0, (count - certain.sum()) * rest / rest.sum())
+    return p
 
 
 def search(

@@ -45,6 +45,9 @@ def make_client_app(
     file or source; it is called for every message, since Flower starts a process for each.
     ``folder`` is where the site keeps its memory and its log of messages; by default the node's
     configuration names it (``--node-config 'folder="..."'``).
+
+    A node has no keys of the others, so it cannot mask what it tells, and refuses every run unless
+    its owner wrote ``unmasked=true`` into that configuration, or ``rules`` say so.
     """
     from emfed.network.flower.client import client_app
 

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, final
+from typing import Any, Literal, final, get_args
 
 import numpy as np
 
@@ -49,6 +49,8 @@ Method = Literal[
     "averaged local fits",
     "one-shot merge",
 ]
+UNCOUNTED = ("private AutoEM", "averaged local fits", "one-shot merge")
+"""Methods that have no limit of rounds: their own plan, or a single exchange, says how many."""
 
 
 @final
@@ -160,6 +162,7 @@ class MethodSettings:
             "local_steps": ("FedAvg", "SCAFFOLD"),
             "passes": ("FedAvg", "SCAFFOLD"),
             "epsilon": ("private AutoEM",),
+            "rounds": tuple(m for m in get_args(Method) if m not in UNCOUNTED),
         }
         return {
             name: value

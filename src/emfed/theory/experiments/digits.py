@@ -8,6 +8,7 @@ OpenML.
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import warnings
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 
 from emfed.core.errors import DataError, SettingsError, check_count
 from emfed.core.protocols import FloatArray, IntArray
+from emfed.core.storage import write_atomic
 from emfed.core.streams import Purpose, uniforms
 from emfed.data.workers import WorkerData
 
@@ -102,10 +104,11 @@ def principal_components(digits: Digits, count: int) -> Digits:
 
 
 def save_digits(digits: Digits, path: Path) -> None:
-    """Write an npz file."""
+    """Write an npz file, whole or not at all."""
     writers = np.empty(0, np.int64) if digits.writers is None else digits.writers
-    with path.open("wb") as file:
-        np.savez(file, rows=digits.rows, labels=digits.labels, writers=writers)
+    buffer = io.BytesIO()
+    np.savez(buffer, rows=digits.rows, labels=digits.labels, writers=writers)
+    write_atomic(path, buffer.getvalue())
 
 
 def read_digits(path: Path) -> Digits:

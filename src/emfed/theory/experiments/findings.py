@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from emfed.artifacts import Explorer, Figure, Table
+from emfed.artifacts.figures import FEW
 from emfed.core.protocols import FloatArray
 
 
@@ -18,6 +19,13 @@ class Findings:
     figures: Mapping[str, Figure]
     tables: Sequence[Table] = field(default=())
     explorers: Sequence[Explorer] = field(default=())
+
+
+def over_seeds(count: int) -> str:
+    """How the curves of so many seeds are drawn, for captions."""
+    if count >= FEW:
+        return "medians and 90% bands over seeds"
+    return "one seed" if count == 1 else "a line for every seed"
 
 
 def in_words(value: float) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -15,7 +13,6 @@ import numpy as np
 
 from emfed.core.protocols import FloatArray, IntArray, Model, Summaries
 from emfed.core.records import Records, RoundRecord
-from emfed.core.storage import write_atomic
 from emfed.core.streams import Purpose, choose_distinct, uniforms
 from emfed.data.synthetic import START, TRUTH, linear_federation, synthetic_federation
 from emfed.data.workers import WorkerData
@@ -39,7 +36,7 @@ from emfed.theory.experiments.digits import (
 from emfed.theory.experiments.settings import ExperimentSettings
 from emfed.theory.experiments.single_worker import SIBLINGS, Move, naive_sum
 from emfed.theory.experiments.tables import TableSettings, run_table
-from emfed.theory.experiments.traces import trend_file
+from emfed.theory.experiments.traces import trend_file, write_frame
 
 COMPONENTS, DIMENSION = 10, 20
 """Components of the mixture on MNIST, and the principal components it is fitted on (section 4)."""
@@ -56,9 +53,7 @@ def prepare_mnist(folder: Path) -> Digits:
     """MNIST's principal components, computed once and kept in the folder."""
     path = folder / CACHE
     if not path.exists():
-        partial = path.with_suffix(f".{os.getpid()}.tmp")
-        save_digits(principal_components(load_mnist(), DIMENSION), partial)
-        partial.replace(path)
+        save_digits(principal_components(load_mnist(), DIMENSION), path)
     return _digits(path)
 
 
@@ -277,6 +272,4 @@ def store(columns: dict[str, Any], path: Path) -> None:
     """Write Parquet, atomically."""
     import polars as pl
 
-    buffer = io.BytesIO()
-    pl.DataFrame(columns).write_parquet(buffer)
-    write_atomic(path, buffer.getvalue())
+    write_frame(pl.DataFrame(columns), path)

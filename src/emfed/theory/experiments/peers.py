@@ -135,12 +135,14 @@ class FreeChart:
         inverse = np.linalg.inv(self.roots @ factors)
         turned = np.swapaxes(np.linalg.inv(factors), -1, -2)
         shifts = (turned @ inverse @ away[..., None])[..., 0]
-        crossed = outer(params.means, moments.first)
-        between = crossed + np.swapaxes(crossed, -1, -2)
-        between = between - mass[..., None, None] * outer(params.means, params.means)
-        total = mass[..., None, None]
+        # sum first mu' + mu first' - mass mu mu', of each component or of all together
+        gone = moments.first - 0.5 * mass[..., None] * params.means
         if one:
-            between, total = between.sum(axis=-3, keepdims=True), np.ones((1, 1, 1))
+            crossed = (np.swapaxes(params.means, -1, -2) @ gone)[..., None, :, :]
+            total = np.ones((1, 1, 1))
+        else:
+            crossed, total = outer(params.means, gone), mass[..., None, None]
+        between = crossed + np.swapaxes(crossed, -1, -2)
         white = inverse @ (moments.second - between) @ np.swapaxes(inverse, -1, -2)
         slopes = turned @ (white - total * np.eye(d))
         each = np.arange(d)

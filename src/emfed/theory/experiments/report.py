@@ -28,13 +28,13 @@ _LEAD = (
 
 
 def report_page(
-    done: Sequence[Done], skipped: Mapping[str, str], facts: Mapping[str, str], holds: bool
+    done: Sequence[Done], missing: Sequence[str], facts: Mapping[str, str], holds: bool
 ) -> Page:
-    """All experiments on one page, the verdicts first."""
+    """All experiments on one page, the verdicts first; ``missing`` says what is not there."""
     verdicts = [verdict for _, _, these in done for verdict in these]
     good = sum(verdict.holds for verdict in verdicts)
     text = [*_LEAD, f"{good} of {len(verdicts)} claims hold, each for every seed."]
-    text += [f"Not run: {name}. {reason}" for name, reason in skipped.items()]
+    text += missing
     if any(experiment.quick for experiment, _, _ in done):
         text.append("This is the quick version. The sentences below describe the full one.")
     for experiment, _, _ in done:
@@ -59,7 +59,7 @@ def report_page(
                 number(v.value),
                 v.expected,
             )
-            for v in verdicts
+            for v in sorted(verdicts, key=lambda v: v.holds)  # those that fail come first
         ],
     )
     title = done[0][0].title if len(done) == 1 else "Experiments"
@@ -76,9 +76,10 @@ def _section(experiment: Experiment, findings: Findings) -> Section:
             for name, values in findings.measures.items()
         ],
     )
+    ours = () if experiment.paper else ("The paper has no such run: all settings are ours.",)
     return Section(
         experiment.title,
-        (experiment.about, experiment.shows),
+        (experiment.about, experiment.shows, *ours),
         list(findings.figures.values()),
         (*findings.tables, *_printed(experiment)),
         (measures, *_settings(experiment)),

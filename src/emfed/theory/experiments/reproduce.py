@@ -18,7 +18,7 @@ from emfed.core.storage import write_atomic
 from emfed.core.streams import check_seed
 from emfed.core.version import __version__
 from emfed.theory.experiments.config import Experiment, load_experiment
-from emfed.theory.experiments.digits import NO_WRITERS
+from emfed.theory.experiments.digits import NO_WRITERS, VARIABLE
 from emfed.theory.experiments.findings import Findings
 from emfed.theory.experiments.jobs import prepare_mnist
 from emfed.theory.experiments.report import report_page
@@ -26,7 +26,7 @@ from emfed.theory.experiments.runner import Notify, run_jobs
 from emfed.theory.experiments.settings import ExperimentSettings, as_plain
 from emfed.theory.experiments.smoothing import check_loess
 from emfed.theory.experiments.traces import Traces, read_trace, write_records
-from emfed.theory.experiments.verdicts import Verdict, finite, judge
+from emfed.theory.experiments.verdicts import Verdict, finite, judge, not_judged
 
 JOBS = "jobs"
 """The folder of what jobs left: as long as it is there, nothing is computed twice."""
@@ -40,6 +40,8 @@ class Outcome:
     experiment: Experiment
     findings: Findings
     verdicts: Sequence[Verdict]
+    not_judged: Sequence[str]
+    """Claims about data that are not here."""
     processor_seconds: float
     """What its runs took, in this call and in earlier ones."""
 
@@ -60,8 +62,24 @@ class Reproduction:
 
     @property
     def holds(self) -> bool:
-        """Whether everything was run and every claim holds."""
-        return not self.skipped and all(verdict.holds for verdict in self.verdicts)
+        """Whether everything was run and every claim holds.
+
+        A full run that could not judge a claim does not hold; a quick one needs no data.
+        """
+        judged = self.summary["quick"] or not any(o.not_judged for o in self.outcomes)
+        return judged and not self.skipped and all(verdict.holds for verdict in self.verdicts)
+
+    @property
+    def missing(self) -> list[str]:
+        """What was not run, and what was not judged, in sentences."""
+        words = [f"Not run: {name}. {reason}" for name, reason in self.skipped.items()]
+        words += [
+            f"Not judged: {len(outcome.not_judged)} claims of {outcome.experiment.name}, since "
+            f"{VARIABLE} names no folder with their data."
+            for outcome in self.outcomes
+            if outcome.not_judged
+        ]
+        return words
 
 
 def reproduce(
@@ -105,7 +123,7 @@ def reproduce(
     result = Reproduction(outcomes, skipped, summary)
     write_atomic(out / "summary.json", (json.dumps(summary, indent=2) + "\n").encode())
     sections = [(o.experiment, o.findings, o.verdicts) for o in outcomes]
-    page = report_page(sections, skipped, summary["facts"], result.holds)
+    page = report_page(sections, result.missing, summary["facts"], result.holds)
     write_atomic(out / "report.html", render_page(page).encode())
     return result
 
@@ -133,7 +151,9 @@ def _conclude(experiment: Experiment, seed: int, out: Path) -> Outcome:
         draw(figure, out / f"{experiment.name}-{name}")
     lenient = experiment.source is not None
     verdicts = judge(experiment.name, findings.measures, experiment.quick, lenient)
-    return Outcome(experiment, findings, verdicts, sum(t.processor_seconds for t in traces.all))
+    missing = [] if lenient else not_judged(experiment.name, findings.measures, experiment.quick)
+    seconds = sum(trace.processor_seconds for trace in traces.all)
+    return Outcome(experiment, findings, verdicts, missing, seconds)
 
 
 def _summarise(
@@ -162,6 +182,7 @@ def _summarise(
         "quick": quick,
         "verdicts": [verdict.plain() for o in outcomes for verdict in o.verdicts],
         "skipped": dict(skipped),
+        "not_judged": {o.experiment.name: list(o.not_judged) for o in outcomes if o.not_judged},
         "experiments": {
             o.experiment.name: {
                 "title": o.experiment.title,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -12,6 +13,7 @@ import numpy as np
 
 from emfed.core.errors import DataError
 from emfed.core.protocols import FloatArray
+from emfed.core.storage import write_atomic
 from emfed.theory.experiments.config import Job
 from emfed.theory.experiments.settings import ExperimentSettings
 
@@ -161,15 +163,26 @@ def write_records(traces: Traces, path: Path) -> None:
     ]
     whole = pl.concat(frames, how="diagonal")
     whole = whole.with_columns(pl.col(pl.Float64).fill_nan(None))
-    whole.write_parquet(path.with_suffix(".parquet"))
-    whole.write_csv(path.with_suffix(".csv"))
+    write_frame(whole, path.with_suffix(".parquet"))
+    write_frame(whole, path.with_suffix(".csv"))
     trends = [
         pl.DataFrame({"run": [t.job.run] * len(t.extra["time"]), "seed": t.job.seed, **t.extra})
         for t in traces.all
         if t.extra
     ]
     if trends:
-        pl.concat(trends, how="diagonal").write_csv(path.with_name(f"{path.name}-trends.csv"))
+        trend = pl.concat(trends, how="diagonal")
+        write_frame(trend, path.with_name(f"{path.name}-trends.csv"))
+
+
+def write_frame(frame: Any, path: Path) -> None:
+    """Write a table of polars, as CSV or Parquet by its name, whole or not at all."""
+    buffer = io.BytesIO()
+    if path.suffix == ".csv":
+        frame.write_csv(buffer)
+    else:
+        frame.write_parquet(buffer)
+    write_atomic(path, buffer.getvalue())
 
 
 def slope(x: Sequence[float], samples: Sequence[FloatArray]) -> FloatArray:

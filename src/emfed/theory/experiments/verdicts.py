@@ -51,29 +51,42 @@ def judge(
 
     Each entry names a measure and bounds: ``at_least``, ``at_most``, or a ``value`` with a relative
     ``tolerance``. ``quick`` has the bounds of quick runs, none if they are the same; without it the
-    claim is about full runs alone. ``lenient`` passes over claims on what was not measured, as
-    with settings of the user's own.
+    claim is about full runs alone, and with ``full = false`` about quick ones alone. A claim with
+    ``optional`` is about data that may not be here (`not_judged`). ``lenient`` passes over claims
+    on what was not measured, as with settings of the user's own.
     """
-    where = f"{name}/expected.json"
-    expected = json.loads(packaged(name, "expected.json"))
-    check_keys(expected, ("seeds", "verdicts"), where)
     out = []
-    for entry in expected["verdicts"]:
-        check_keys(entry, ("name", "measure", "quick", "optional", *_BOUNDS), where)
-        if quick and "quick" not in entry:
-            continue
-        if entry.get("optional") and entry["measure"] not in measures:
-            continue  # a claim about data that are not here
-        bounds = (entry["quick"] or entry) if quick else entry
-        check_keys(bounds, ("name", "measure", "quick", "optional", *_BOUNDS), where)
+    for entry in _claims(name, quick):
         if entry["measure"] not in measures:
-            if lenient:
+            if lenient or entry.get("optional"):
                 continue
-            raise EmfedError(f"{where}: no measure {entry['measure']!r} among {list(measures)}.")
+            raise EmfedError(
+                f"{name}/expected.json: no measure {entry['measure']!r} among {list(measures)}."
+            )
+        bounds = (entry["quick"] or entry) if quick else entry
         values = [float(value) for value in measures[entry["measure"]]]
         low, high = _interval(bounds)
         out.append(_verdict(name, entry["name"], values, low, high, _words(bounds)))
     return out
+
+
+def not_judged(name: str, measures: Mapping[str, Iterable[float]], quick: bool) -> list[str]:
+    """Claims about data that are not here."""
+    claims = _claims(name, quick)
+    return [c["name"] for c in claims if c.get("optional") and c["measure"] not in measures]
+
+
+def _claims(name: str, quick: bool) -> list[dict[str, Any]]:
+    """The entries of ``expected.json`` that are about this version."""
+    where, keys = f"{name}/expected.json", ("name", "measure", "quick", "full", "optional")
+    expected = json.loads(packaged(name, "expected.json"))
+    check_keys(expected, ("seeds", "verdicts"), where)
+    for entry in expected["verdicts"]:
+        check_keys(entry, (*keys, *_BOUNDS), where)
+        check_keys(entry.get("quick", {}), _BOUNDS, where)
+    if quick:
+        return [entry for entry in expected["verdicts"] if "quick" in entry]
+    return [entry for entry in expected["verdicts"] if entry.get("full", True)]
 
 
 def _verdict(

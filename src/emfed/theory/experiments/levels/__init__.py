@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from emfed.artifacts import Figure, Panel, Table, band
+from emfed.artifacts.figures import FEW
 from emfed.core.protocols import FloatArray
 from emfed.theory.experiments.findings import Findings, in_words
 from emfed.theory.experiments.traces import Trace, Traces, each, ratio
@@ -51,13 +52,15 @@ def analyse(traces: Traces) -> Findings:
             (
                 r,
                 f"{np.median(rounds[r]):.0f}",
-                f"{np.median(size[r]):.0f}",
+                f"{np.median(size[r]):,.0f}",
             )
             for r in runs
         ],
     )
     caption = (
         "|h|² against rounds and against bytes, for several numbers of quantisation levels, in the "
-        "frame of standardised components. Against rounds, only the first and the last have bands."
+        "frame of standardised components"
     )
+    many = len(traces.of(EXACT)) >= FEW
+    caption += ". Against rounds, only the first and the last have bands." if many else "."
     return Findings(measures, {"levels": Figure(caption, panels, share_y=True)}, (table,))

@@ -9,7 +9,7 @@ import numpy as np
 
 from emfed.artifacts import Figure, Panel, one_by_one, trajectory_panel
 from emfed.core.protocols import FloatArray
-from emfed.theory.experiments.findings import Findings
+from emfed.theory.experiments.findings import Findings, over_seeds
 from emfed.theory.experiments.traces import Trace, Traces, each, tracking
 
 NAMES = {"FedEM": "FedEM", "VR-FedEM": "VR-FedEM"}
@@ -40,7 +40,7 @@ def analyse(traces: Traces) -> Findings:
         )
         figures[f"fields-step-{step:g}"] = Figure(
             f"|H|² (what the server sees) and |h|² (the truth) on MNIST with step {step:g}, "
-            "in the frame of standardised components; medians and 90% bands over seeds.",
+            f"in the frame of standardised components; {over_seeds(len(group))}.",
             fields,
             share_y=True,
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from emfed.artifacts import Figure, trajectory_panel
-from emfed.theory.experiments.findings import Findings
+from emfed.theory.experiments.findings import Findings, over_seeds
 from emfed.theory.experiments.traces import Traces, each, tracking
 
 
@@ -33,7 +33,7 @@ def analyse(traces: Traces) -> Findings:
         figures={
             "trajectories": Figure(
                 "|H|² (what the server sees) and |h|² (the truth) against epochs, on the synthetic "
-                "mixture; medians and 90% bands over seeds.",
+                f"mixture; {over_seeds(len(reduced))}.",
                 panels,
                 share_y=True,
             )

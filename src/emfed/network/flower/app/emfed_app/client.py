@@ -1,6 +1,7 @@
 """A site: its rows are the file that the node's configuration names.
 
-Start it with ``flower-supernode --node-config 'data="rows.parquet" folder="site"'``.
+Start it with ``flower-supernode --node-config 'data="rows.parquet" folder="site" unmasked=true'``.
+The last word is the owner's: nodes of Flower's cannot mask what they tell.
 """
 
 from typing import Any
