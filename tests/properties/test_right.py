@@ -488,7 +488,7 @@ def test_reduced_statistics_say_the_same_rows() -> None:
 def test_sites_elsewhere_take_the_same_expanded_steps(tmp_path: Path) -> None:
     _, _, model, tables = hostile.case(132)
     data = {f"site {j}": table for j, table in enumerate(tables) if len(table) > 12}
-    options: Any = {"seed": 3, "rounds": 30}
+    options: Any = {"seed": 3, "rounds": 10}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", emfed.EmfedWarning)
         here = emfed.fit(model, data, **options)
