@@ -80,7 +80,7 @@ docs: $(DOCS) ## Build the site in build/site; run its examples, draw its figure
 	$(BIN)/python docs/draw.py
 	$(BIN)/python -m pytest -n auto -m 'long or not long' tests/architecture/test_docs.py \
 		tests/network/test_guide.py
-	$(SITE)
+	$(SITE) --fresh-env  # what an interrupted build left would have no index for the search
 	@echo "the site is build/site/index.html"
 
 docs-quick: $(DOCS) ## Build the site with its links checked, but without running anything

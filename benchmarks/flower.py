@@ -81,7 +81,8 @@ def ours(folder: Path, nodes: int) -> dict[str, Any]:
             deployment.join(name, "--rules", "rules.toml")
         deployment.wait_for_round(1, 300)
         before = (counter.up, counter.down)
-        summary = deployment.wait(120 + 60 * ROUNDS)
+        # Ten components of two clusters leave doubts, which do not matter here.
+        summary = deployment.wait(120 + 60 * ROUNDS, (0, 3))
         wire = (counter.up - before[0], counter.down - before[1])
         counter.close()
         with (deployment.config.place("output") / "rounds.csv").open() as file:

@@ -109,17 +109,35 @@ class Clock:
             yield
 
 
+class Harms:
+    """What waits to do harm. It is an event once it does: of the rest there is nothing to tell."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[tuple[str, str], Callable[[], None]] = {}
+
+    def wait(self, name: str, who: str, strikes: Callable[[], None]) -> None:
+        self._waiting[name, who] = strikes
+
+    def strike(self, name: str, who: str) -> None:
+        self._waiting.pop((name, who), lambda: None)()
+
+    def strike_all(self, *names: str) -> None:
+        for name, who in [pair for pair in self._waiting if pair[0] in names]:
+            self.strike(name, who)
+
+
 class FaultyDisk(Disk):
     """A disk that may be full, and a process that may die at a write; without syncs, for speed."""
 
-    def __init__(self) -> None:
-        self.full, self.fuse = False, -1
+    def __init__(self, refused: Callable[[], None]) -> None:
+        self.full, self.fuse, self._refused = False, -1, refused
 
     def create(self, path: Path, data: bytes) -> Path:
         self.fuse -= self.fuse >= 0
         if self.fuse == 0:
             raise Killed
         if self.full:
+            self._refused()
             raise OSError(28, "No space left on device", str(path))
         return super().create(path, data)
 
@@ -130,9 +148,10 @@ class FaultyDisk(Disk):
 class Place:
     """One site: its folder, its process, its line."""
 
-    def __init__(self, name: str, rows: Any, folder: Path, identity: Any) -> None:
+    def __init__(self, name: str, rows: Any, folder: Path, identity: Any, harms: Harms) -> None:
         self.name, self._rows, self.folder, self._identity = name, rows, folder, identity
-        self.disk, self.away_since, self.stopped_since = FaultyDisk(), None, None
+        self.disk = FaultyDisk(lambda: harms.strike("full_disk_at_site", name))
+        self.away_since = self.stopped_since = None
         self.slow, self.cut, self.gone = 0.0, False, False
         self.start()
 
@@ -155,8 +174,11 @@ class Place:
 class Line(Transport):
     """The engine, in memory: it says who is gone and who is connected, as the real one does."""
 
-    def __init__(self, places: Mapping[str, Place], clock: Clock, masks: bool, seed: int) -> None:
+    def __init__(
+        self, places: Mapping[str, Place], clock: Clock, harms: Harms, masks: bool, seed: int
+    ) -> None:
         self.places, self.clock, self._masks = dict(places), clock, masks
+        self.strike = harms.strike
         self.source = np.random.Generator(np.random.Philox(key=seed))
         self.kill_server = self.server_full = False
 
@@ -187,23 +209,31 @@ class Line(Transport):
         """Die, if it is time."""
         if self.kill_server:
             self.kill_server = False
+            self.strike("killed_server", "server")
             raise Killed
 
     def _answer(self, place: Place, message: bytes, end: float) -> bytes | None:
+        if place.stopped_since is not None:
+            self.strike("stopped_site", place.name)
         self._wait_for(place, end)
         if place.gone or place.away_since is not None or place.stopped_since is not None:
             return None
         if place.slow:
+            self.strike("slow_line", place.name)
             self.clock.wait(min(place.slow, max(0.0, end - self.clock.now)))
+        for name in ("lost_disk", "restored_site"):
+            self.strike(name, place.name)
         try:
             answer = place.site.step(message)
         except Killed:
+            self.strike("killed_site", place.name)
             logger.warning("%s is gone", place.name)
             place.away_since = self.clock.now
             self.clock.at(self.clock.now + RESTART_SECONDS, lambda: back(place))
             return None
         if place.cut:
             place.cut = False
+            self.strike("cut_line", place.name)
             logger.warning("%s is gone, and is connected again", place.name)
             return None
         return answer
@@ -255,7 +285,7 @@ class Operation:
 
     def __init__(self, folder: Path, seed: int, masks: bool) -> None:
         many = 5 if masks else 4
-        self.folder, self.clock, self.masks = folder, Clock(), masks
+        self.folder, self.clock, self.masks, self.harms = folder, Clock(), masks, Harms()
         minimum = many if masks else 2
         text = CONFIG.format(masks=str(masks).lower(), sites=many, minimum=minimum)
         (folder / "run.toml").write_text(MIXTURE + FEDEM + text, encoding="utf-8")
@@ -269,10 +299,10 @@ class Operation:
         for name in self.tables:
             add_site(self.keys, make_site_key(folder, name)[1])
         self.places = {
-            name: Place(name, table.to_numpy(), folder / f"site-{name}", known[name])
+            name: Place(name, table.to_numpy(), folder / f"site-{name}", known[name], self.harms)
             for name, table in self.tables.items()
         }
-        self.line = Line(self.places, self.clock, masks, seed)
+        self.line = Line(self.places, self.clock, self.harms, masks, seed)
         self.source = np.random.Generator(np.random.Philox(key=seed + 1))
         self.events: list[tuple[float, str, str]] = []
         self.said: list[tuple[float, str]] = []
@@ -291,6 +321,9 @@ class Operation:
             self.silence, self.silent_at = now - self.last, f"{now:.0f} s, {status['state']}"
         self.last, self.rounds = now, status.get("round", 0)
         state = status["state"]
+        self.harms.strike_all("expelled_and_readmitted", "paused", "stopped_server", "clock_set")
+        if state != "paused":  # it looks at the keys when it asks
+            self.harms.strike_all("removed_and_returned_key")
         words = f"{state}: {status.get('why', '')} " if state != "running" else ""
         words += " ".join(f"{k}: {v}" for k, v in (status.get("refusals") or {}).items())
         if words and (not self.said or self.said[-1][1] != words or now - self.said[-1][0] > 60):
@@ -328,7 +361,6 @@ class Operation:
         name = str(self.source.choice(names))
         well = [n for n, p in self.places.items() if p.well and n not in self.left]
         who = str(self.source.choice(well or [*self.places]))
-        self.events.append((self.clock.now, name, who))
         getattr(self, name)(self.places[who])
         self.clock.at(self.clock.now + self.source.exponential(SECONDS_BETWEEN), self.happen)
 
@@ -339,35 +371,49 @@ class Operation:
         setattr(thing, name, value)
         self.later(seconds, lambda: setattr(thing, name, then))
 
+    def expect(self, name: str, who: str = "server") -> None:
+        """It is an event once it does harm."""
+        self.harms.wait(name, who, lambda: self.events.append((self.clock.now, name, who)))
+
     def killed_site(self, place: Place) -> None:
+        self.expect("killed_site", place.name)
         place.disk.fuse = int(self.source.integers(1, 5))
 
     def killed_server(self, _: Place) -> None:
+        self.expect("killed_server")
         self.line.kill_server = True
 
     def stopped_site(self, place: Place) -> None:
+        self.expect("stopped_site", place.name)
         self.set(place, "stopped_since", self.clock.now, None, 60.0)
 
     def stopped_server(self, _: Place) -> None:
+        self.expect("stopped_server")
         self.last = None  # it can say nothing
         self.clock.now += 60.0
 
     def full_disk_at_site(self, place: Place) -> None:
+        self.expect("full_disk_at_site", place.name)
         self.set(place.disk, "full", True, False, self.source.uniform(1.0, 60.0))
 
     def full_disk_at_server(self, _: Place) -> None:
+        self.expect("full_disk_at_server")
         self.set(self.line, "server_full", True, False, self.source.uniform(1.0, 60.0))
 
     def cut_line(self, place: Place) -> None:
+        self.expect("cut_line", place.name)
         place.cut = True
 
     def slow_line(self, place: Place) -> None:
+        self.expect("slow_line", place.name)
         self.set(place, "slow", self.source.uniform(4.0, 15.0), 0.0, 60.0)
 
     def clock_set(self, _: Place) -> None:
+        self.expect("clock_set")
         self.set(self.clock, "set_by", self.source.uniform(-1e4, 1e4), 0.0, 100.0)
 
     def removed_and_returned_key(self, place: Place) -> None:
+        self.expect("removed_and_returned_key", place.name)
         remove_site(self.keys, place.name)
         public = self.folder / f"{place.name}.pub"
 
@@ -378,23 +424,27 @@ class Operation:
         self.later(self.source.uniform(5.0, 120.0), put_back)
 
     def expelled_and_readmitted(self, place: Place) -> None:
+        self.expect("expelled_and_readmitted", place.name)
         change_orders(self.run, expelled={place.name: "a trial"})
         self.later(
             self.source.uniform(5.0, 120.0), lambda: change_orders(self.run, expelled={}) and None
         )
 
     def paused(self, _: Place) -> None:
+        self.expect("paused")
         change_orders(self.run, paused=True)
         self.later(
             self.source.uniform(5.0, 300.0), lambda: change_orders(self.run, paused=False) and None
         )
 
     def went_and_came_back(self, place: Place) -> None:
+        self.events.append((self.clock.now, "went_and_came_back", place.name))
         place.away_since = self.clock.now
         logger.info("%s is gone", place.name)
         self.later(self.source.uniform(60.0, 900.0), lambda: back(place))
 
     def lost_disk(self, place: Place) -> None:
+        self.expect("lost_disk", place.name)
         shutil.rmtree(place.folder, ignore_errors=True)
         place.start()
 
@@ -408,9 +458,8 @@ class Operation:
             shutil.copytree(backup, place.folder)
             place.start()
             if self.rounds > reached:  # else it is no old one
-                self.events.append((self.clock.now, "restored_site", place.name))
+                self.expect("restored_site", place.name)
 
-        self.events.pop()  # it is one when it is put back
         self.later(self.source.uniform(10.0, 60.0), put_back)
 
     def restored_server(self, _: Place) -> None:
@@ -423,7 +472,6 @@ class Operation:
                 self.events.append((self.clock.now, "restored_server", "server"))
             self.line.kill_server, self._put_back = True, backup
 
-        self.events.pop()
         self.later(self.source.uniform(10.0, 60.0), put_back)
 
     _put_back: Path | None = None
@@ -437,6 +485,7 @@ class Operation:
         def create(disk: Disk, path: Path, data: bytes) -> Path:
             told = path.name == "orders.json"  # an operator says it again
             if self.line.server_full and self.run in path.parents and not told:
+                self.harms.strike("full_disk_at_server", "server")
                 raise OSError(28, "No space left on device", str(path))
             return real(disk, path, data)
 

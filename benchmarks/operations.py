@@ -375,6 +375,8 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=np.inf, help="no night begins later")
     parser.add_argument("--keep", type=Path, help="a file of nights, to go on from")
     options = parser.parse_args()
+    if not CLOCK.exists():
+        print("clocks do not jump in these nights: install Debian's faketime", flush=True)
     keep, began = options.keep, time.monotonic()
     nights = json.loads(keep.read_text()) if keep is not None and keep.exists() else []
     while (done := sum(len(night["events"]) for night in nights)) < options.events:
@@ -394,6 +396,9 @@ def main() -> None:
         f"{max(n['difference'] for n in nights):.1e}, longest silence "
         f"{max(n['longest_silence'] for n in nights):.0f} s"
     )
+    missing = TOLD.keys() - {event.split()[0] for night in nights for event in night["events"]}
+    if missing and options.events >= len(TOLD):
+        sys.exit(f"operations: these never happened: {', '.join(sorted(missing))}")
     if not all(map(good, nights)):
         sys.exit("operations: a bound does not hold")
 

@@ -363,3 +363,20 @@ def test_presences_alone_are_refused_before_a_round_whatever_messages_leave_of_t
     table = read_records(longer_visits().filter(pl.col("count") > 0), **told)
     with pytest.raises(emfed.DataError, match="every record reports the species"):
         emfed.impute(table, rounds=2)
+
+
+def test_a_day_before_its_month_is_no_date_and_an_effort_of_nothing_has_no_logarithm() -> None:
+    frame = pl.DataFrame(
+        {
+            "observer": ["ann", "bob", "cid", "dan"],
+            "site": ["pond", "pond", "wood", "wood"],
+            "date": ["2024-05-01", "2024-06-20", "2024-05-02", "2024-06-07"],
+            "count": [3, 5, 1, 2],
+            "minutes": [30, 0, 60, None],
+        }
+    )
+    table = read_records(frame, ColumnNames(effort=("log(minutes)",)))
+    assert table.intake.used == 2
+    assert table.intake.filtered == {"effort is missing, or 0 where its logarithm counts": 2}
+    with pytest.raises(emfed.DataError, match="year first: 2004-07-31"):
+        read_records(frame.with_columns(date=pl.lit("20.06.2024")))

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from benchmarks.deployments import COMMAND, FEDEM, MIXTURE, Deployment, differen
 from emfed import Dithering, FedEM, fit, gaussian_mixture
 from emfed.fitting import RoundRecord
 from emfed.network import RemoteFederation
+from emfed.network.addresses import terminated_as_interrupted
 from emfed.network.keys import make_server_keys, make_site_key, remove_site
 from tests.helpers import first
 from tests.network.processes import real_sites
@@ -213,3 +214,23 @@ def test_a_site_that_stands_still_or_cannot_write_for_a_while_changes_nothing(
     here = fit(model, tables, algorithm, federation="loop", **settings)
     np.testing.assert_allclose(found.statistics, here.statistics, rtol=1e-9, atol=1e-10)
     assert [r.answered for r in found.records[1:]] == [3] * 12
+
+
+def test_a_signal_that_comes_while_a_generator_is_thrown_away_is_not_lost() -> None:
+    """A destructor swallows what is raised in it: a server went on after SIGTERM."""
+
+    def answers() -> Iterator[int]:
+        try:
+            yield 1
+            yield 2
+        finally:
+            signal.raise_signal(signal.SIGTERM)
+
+    def left_early() -> None:
+        with terminated_as_interrupted():
+            for _ in answers():
+                break  # its destructor runs here
+            time.sleep(5.0)
+
+    with pytest.raises(KeyboardInterrupt):
+        left_early()

@@ -483,3 +483,16 @@ def test_reduced_statistics_say_the_same_rows() -> None:
     )
     assert there > plain > before
     np.testing.assert_array_equal(run.model.reduced(reduced), reduced)
+
+
+def test_sites_elsewhere_take_the_same_expanded_steps(tmp_path: Path) -> None:
+    _, _, model, tables = hostile.case(132)
+    data = {f"site {j}": table for j, table in enumerate(tables) if len(table) > 12}
+    options: Any = {"seed": 3, "rounds": 10}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", emfed.EmfedWarning)
+        here = emfed.fit(model, data, **options)
+        sites = {name: Site(table, tmp_path / name, rules=OPEN) for name, table in data.items()}
+        there = emfed.fit(model, RemoteFederation(LocalTransport(sites)), **options)
+    np.testing.assert_allclose(here.statistics, there.statistics, atol=1e-9)
+    assert (here.bytes_up, here.bytes_down) == (there.bytes_up, there.bytes_down)

@@ -31,6 +31,7 @@ from emfed.data.sources import (
     free_memory,
     parquet_rows,
     parquet_schema,
+    pick_columns,
 )
 
 MOST_RANGES = 4
@@ -430,16 +431,9 @@ def parquet_labels(path: Path, groups: Any) -> Any:
         raise DataError(f"{path}: groups={groups!r} is not one of its columns {list(schema)}.")
     if schema[groups].is_nested():
         raise DataError(f"{path}: column {groups!r} holds {schema[groups]}, not names.")
-    labels = pl.scan_parquet(path, glob=False).select(_named(groups)).collect()[groups]
+    labels = pick_columns(pl.scan_parquet(path, glob=False), [groups]).collect()[groups]
     missing = labels.is_null() | (labels.is_nan() if schema[groups].is_float() else False)
     if missing.any():
         row = int(missing.arg_max() or 0)
         raise DataError(f"{path}: row {row} has no worker in column {groups!r}.")
     return labels
-
-
-def _named(name: str) -> Any:
-    """One column by its very name, which polars would otherwise read as a pattern."""
-    from polars import selectors
-
-    return selectors.by_name(name)

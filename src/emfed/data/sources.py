@@ -309,11 +309,20 @@ def _common(kinds: Iterable[Any]) -> Any:
 def _numbers(frame: Any, names: Sequence[str], kind: Any) -> Any:
     """Columns of a lazy frame as numbers of one type, in this order; nulls become NaN."""
     import polars as pl
-    from polars import selectors
 
     told = pl.Float32 if kind == np.float32 else pl.Float64
-    picked = [selectors.by_name(name) for name in names]
-    return frame.select(picked).cast(told).fill_null(float("nan"))
+    return pick_columns(frame, names).cast(told).fill_null(float("nan"))
+
+
+def pick_columns(frame: Any, names: Sequence[str]) -> Any:
+    """Columns of a lazy frame by their very names, in this order.
+
+    They are taken by place: polars 1.35 reads ``*`` and ``^b$`` as patterns, also in ``by_name``.
+    """
+    from polars import selectors
+
+    places = frame.collect_schema().names()
+    return frame.select([selectors.by_index(places.index(name)) for name in names])
 
 
 @contextmanager
@@ -376,9 +385,7 @@ class LazyRows(Source):
 
     def with_columns(self, columns: Sequence[str]) -> LazyRows:
         """The same rows with other columns, or in another order."""
-        from polars import selectors
-
-        other = LazyRows(self._raw.select([selectors.by_name(name) for name in columns]))
+        other = LazyRows(pick_columns(self._raw, columns))
         other.__dict__["_count"] = self._count
         return other
 

@@ -29,8 +29,8 @@ _REASONS = {
     "site": "the site is missing",
     "observer": "the observer is missing",
     "worker": "the worker is missing",
-    "date": "the date is not one (like 2004-07-31, 2004-07 or 2004; a whole number goes with "
-    "bins='index')",
+    "date": "the date is not one (year first: 2004-07-31, 2004-07 or 2004; a whole number goes "
+    "with bins='index')",
     "value": "the value is not {expected}",
     "exposure": "the exposure is not a number > 0",
 }
@@ -493,7 +493,7 @@ def _prepared(
     number = ordinal(pl.col("day"), settings.bins)
     good, effort, without = _with_effort(good, number, settings.effort, family)
     if without:
-        told = {**intake.filtered, "effort is missing": without}
+        told = {**intake.filtered, "effort is missing, or 0 where its logarithm counts": without}
         intake = replace(intake, used=intake.used - without, filtered=told)
     return rows, good.with_columns(time=number), intake, effort
 

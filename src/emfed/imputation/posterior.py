@@ -20,7 +20,7 @@ mean is 1/2 for one factor of counts and rates, half the deviation of a record f
 less where there are several, so that all of them together are as large. Two precisions with priors
 of their logarithms put much weight on no factor at all, and bounds of cells were too narrow where
 records are too noisy to show one. A half-Cauchy prior made bounds of rates too wide: records of 0
-and 1 tell little of three factors, and held .56 of cells within 50% bounds.
+and 1 tell little of three factors, and 50% bounds held .54 of cells.
 """
 
 from __future__ import annotations

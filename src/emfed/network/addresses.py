@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import ipaddress
 import os
@@ -12,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from emfed.core.errors import SettingsError
 
@@ -115,6 +117,10 @@ def _lock(handle: int) -> bool:
     return True
 
 
+REPEAT_SECONDS = 0.05
+"""Before a signal that a destructor swallowed is raised again: it has ended by then."""
+
+
 @contextlib.contextmanager
 def terminated_as_interrupted() -> Iterator[None]:
     """Within, SIGTERM and Ctrl-C both raise KeyboardInterrupt at once, and every ``finally`` runs.
@@ -123,18 +129,35 @@ def terminated_as_interrupted() -> Iterator[None]:
     to be gone on with.) Only the main thread hears signals; elsewhere this does nothing.
     """
 
-    def interrupt(*_: object) -> None:
+    last = signal.SIGTERM
+
+    def interrupt(number: int, _: object) -> None:
+        nonlocal last
+        last = signal.Signals(number)
         raise KeyboardInterrupt
 
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+    hook = sys.unraisablehook
+
+    def again(lost: Any) -> None:
+        """Raise once more what a destructor swallowed: that of a generator left early, say."""
+        if not issubclass(lost.exc_type, KeyboardInterrupt):
+            hook(lost)
+            return
+        timer = threading.Timer(REPEAT_SECONDS, _thread.interrupt_main, (last,))
+        timer.daemon = True
+        timer.start()
+
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     for number, handler in before.items():
         if handler is not signal.SIG_IGN:  # as a shell has it for jobs in the background
             signal.signal(number, interrupt)
+    sys.unraisablehook = again
     try:
         yield
     finally:
+        sys.unraisablehook = hook
         for number, handler in before.items():
             signal.signal(number, handler)

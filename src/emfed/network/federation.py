@@ -722,7 +722,7 @@ class RemoteFederation(Federation):
         ready, fresh = self._await_ready(purpose, asked)
         answers, told = dict[int, bytes](), {*fresh}
         if len(fresh) == len(asked.numbers):
-            answers = self._take_masked(purpose, ready, fresh)
+            answers = self._take_masked(purpose, ready, fresh, asked.lost)
             for number in [n for n in answers if len(answers[n]) != shape_size(shape)]:
                 self._line.dismiss(
                     self.members.keys[number],
@@ -832,9 +832,17 @@ class RemoteFederation(Federation):
         return [kind for kind, _ in decode_bundle(message[1])[:-1]]
 
     def _take_masked(
-        self, purpose: str, ready: Mapping[int, Message], members: Mapping[int, int]
+        self,
+        purpose: str,
+        ready: Mapping[int, Message],
+        members: Mapping[int, int],
+        lost: set[int],
     ) -> dict[int, bytes]:
-        """Masked answers of a set, by number: of all of it, or of those who still answer."""
+        """Masked answers of a set, by number: of all of it, or of those who still answer.
+
+        Who lost its answer, or its disk, since it was ready ends the set: the others have told
+        theirs for this one alone, so all are asked something new.
+        """
         answers: dict[int, bytes] = {}
         # Who answers takes its next number from this set, whether or not all others answer.
         keys, last, self._last_set = self.members.keys, self._last_set, dict(members)
@@ -844,15 +852,17 @@ class RemoteFederation(Federation):
         def take(key: str, kind: Kind, told: bytes) -> bool:
             if kind is Kind.MASKED:  # and not the word that it is ready, once more
                 answers[self._numbers[key]] = told
-            return kind is Kind.MASKED
+            elif kind is Kind.LOST_MEMORY:
+                lost.add(self._numbers[key])
+            return kind in (Kind.MASKED, Kind.LOST_MEMORY)
 
         for attempt in self._line.tries():
             missing = [n for n in members if n not in answers and keys[n] not in self.refusals]
             # Who is ready with the number that follows from the last set knows that set.
             bodies = {n: whole if attempt or due.get(n) != members[n] else short for n in missing}
             messages = {keys[n]: (replace(ready[n][0], kind=Kind.SET), bodies[n]) for n in missing}
-            self._collect(purpose, messages, take, waits=())
-            if all(n in answers or keys[n] in self.refusals for n in members):
+            lost |= self._rejoin(self._collect(purpose, messages, take, waits=()))
+            if lost or all(n in answers or keys[n] in self.refusals for n in members):
                 break
         return answers
 

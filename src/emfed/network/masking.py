@@ -422,16 +422,12 @@ def unpack_words(data: bytes, count: int, bits: int) -> Words:
     return _read(np.packbits(spread, bitorder="little").tobytes(), 8)
 
 
-def check_set(
-    members: SetMembers, me: int, fresh: int, smallest: int, before: Sequence[SetMembers]
-) -> str:
+def check_set(members: SetMembers, smallest: int, before: Sequence[SetMembers]) -> str:
     """Why a site does not answer for this set, in words; empty if it does.
 
     ``before`` are the sets for which it has answered the same request: the same again is the same
     answer, and one other may differ by as many members as a sum must have.
     """
-    if members.get(me) != fresh:
-        return "this set was named for another answer than the one that is ready here."
     if len(members) < smallest:
         return f"a sum that this site is in has at least {smallest} sites."
     if not before or any(dict(members) == dict(told) for told in before):

@@ -25,7 +25,7 @@ import numpy as np
 
 from emfed.algorithms import build_algorithm
 from emfed.algorithms.steps import energy_in, settled
-from emfed.core.errors import DataError, SettingsError, WireError
+from emfed.core.errors import CheckpointError, DataError, SettingsError, WireError
 from emfed.core.privacy import Privacy, discrete_gaussian, epsilon_of, mu_squared_of, price_on
 from emfed.core.protocols import (
     WHOLE,
@@ -376,11 +376,7 @@ class Site:
             text = "its data cannot be used by this model; its log says why"
             refusal = Refusal(Reason.REFUSED if header.kind is Kind.HELLO else Reason.FAILED, text)
         except Exception as error:
-            # A full disk is nobody's mistake: words are enough, every round anew.
-            told = error if isinstance(error, OSError) else None
-            logger.error("a message could not be answered: %s", told or "", exc_info=told is None)
-            text = "it could not be worked out here; its log says more"
-            refusal = Refusal(Reason.FAILED, text)
+            refusal = _failed(error, self.directory)
         if refusal is not None:
             kind, note = Kind.REFUSAL, f"{refusal.reason.name.lower().replace('_', ' ')}: {refusal}"
             body = encode_refusal(refusal.reason, refusal.text, refusal.instance)
@@ -677,7 +673,10 @@ class Site:
         store, joined = self._known(header)
         keys = self._keys(header.run, joined)
         assert self._sums is not None
-        words, size = self._sums.masked(store, keys, header.worker, header.round, body)
+        told = self._sums.masked(store, keys, header.worker, header.round, body)
+        if told is None:
+            return Kind.LOST_MEMORY, b"", "the answer that was ready is lost: no content"
+        words, size = told
         return Kind.MASKED, words, f"{len(words)} bytes, masked: a part of the sum of {size} sites"
 
     def _ready(
@@ -1104,6 +1103,22 @@ class Site:
         if again and len(replies.workers):
             return state, replies
         return State(rows, request.round, request.statistics, state.phase), replies
+
+
+def _failed(error: Exception, directory: Path) -> Refusal:
+    """What a site says that cannot answer for now; the log has the rest.
+
+    A full disk is nobody's mistake: words are enough, every round anew. What was spent and told is
+    in files; where one is damaged, to begin anew is for the owner to decide.
+    """
+    disk = isinstance(error, OSError) or isinstance(error.__cause__, OSError)
+    if isinstance(error, CheckpointError) and not disk:
+        backup = "Put back a backup of it; or remove"
+        logger.error("%s %s %s: the site is then one that lost its disk.", error, backup, directory)
+        return Refusal(Reason.FAILED, "a file of its memory is damaged; its log says which")
+    told = error if disk else ""
+    logger.error("a message could not be answered: %s", told, exc_info=None if disk else error)
+    return Refusal(Reason.FAILED, "it could not be worked out here; its log says more")
 
 
 def _width_of(data: Workers) -> int:

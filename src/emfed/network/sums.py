@@ -447,19 +447,24 @@ class SiteSums:
 
     def masked(
         self, store: SiteStore, keys: RunKeys, me: int, number: int, body: bytes
-    ) -> tuple[bytes, int]:
-        """The answer that waits, masked for the set that the server names; and the set's size."""
+    ) -> tuple[bytes, int] | None:
+        """The answer that waits, masked for the set that the server names; and the set's size.
+
+        None if it is not here: the disk that it was on is lost, or an old backup of it is here.
+        """
         ready = self.waiting(store, number)
         if ready is None:
-            raise Refusal(Reason.FAILED, "no answer waits here for a set: ask again.")
+            return None
         history = _History.read(store)
         told = history.told_for(ready)
         members = decode_set(body, told, history.newest)
         if members is None:
             text = "this set follows from one that is not the last here: name all of it."
             raise Refusal(Reason.FAILED, text)
+        if members.get(me) != ready.fresh:
+            return None
         smallest = max(self.smallest, ready.least)
-        why = check_set(members, me, ready.fresh, smallest, told)
+        why = check_set(members, smallest, told)
         if ready.least and told and members not in told:
             why = why or "a private answer is told for one set."
         if ready.subject:  # of an opening the company decides, over all runs

@@ -27,7 +27,7 @@ from emfed.network import Transport
 from emfed.network.deployment.config import Config
 from emfed.network.deployment.orders import Door, StandingOrders
 from emfed.network.deployment.site import MODEL
-from emfed.network.deployment.status import Noted, Status
+from emfed.network.deployment.status import LATE_SECONDS, Noted, Status
 from emfed.network.masking import SMALLEST_SET
 from emfed.network.membership import Members
 from emfed.network.site import mark
@@ -314,11 +314,12 @@ class _Shown:
 
     def miss(self, silent: list[str]) -> None:
         """Say whom the run waits for: a masked round needs everybody, for minutes."""
-        minutes = int(time.monotonic() - self.began) // 60
+        waited = time.monotonic() - self.began
+        minutes = int(waited) // 60
         said = self._transport.objections
         names = [f"{name} ({said[name]})" if name in said else name for name in silent]
         why = f"no answer from {', '.join(names)}" + f" for {minutes} min" * bool(minutes)
-        if self.masked:
+        if self.masked and waited > LATE_SECONDS:  # a lost disk heals sooner
             why += "; without it there is no sum, so the run waits some minutes (`emfed control "
             why += "expel` goes on at once)"
         if self._told != why:

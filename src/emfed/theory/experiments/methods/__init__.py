@@ -211,7 +211,7 @@ def _caption(axis: str, against: str) -> str:
         what = "the opening and the start count"
     return (
         "How many nats a row each method is from the pooled optimum, above or below, against "
-        f"{against}; {what}. A line ends where it is within {in_words(FLOOR)} nats. Steps of "
+        f"{against}; {what}. What is nearer than {in_words(FLOOR)} nats is drawn there. Steps of "
         "FedEM and VR-FedEM are the best of three, those of FedAvg and SCAFFOLD, with their "
         "number, of six; AutoEM has none to choose."
     )

@@ -1,0 +1,136 @@
+"""Whatever is lost, at any message of a run: it heals, or the run ends soon, and says why."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+
+from emfed import fit, gaussian_mixture
+from emfed.core.registry import plain
+from emfed.core.wire import (
+    Header,
+    Kind,
+    as_json,
+    decode_refusal,
+    deflate,
+    kind_of,
+    open_refusal,
+    seal,
+)
+from emfed.network import texts
+from tests.network.losses import VICTIM, Ended, Losing
+
+LONGEST_SECONDS = 600.0
+"""A masked run waits for somebody for seven minutes."""
+FARTHEST = 5e-3
+"""Of a mean: runs end where a round gains little, on a lattice."""
+HEALED = ("disk", "run", "backup", "key", "server_backup", "server_disk")
+"""After these everybody counts, with the rows of before."""
+LOSSES = (*HEALED, "rows", "rows_and_disk", "damage")
+KINDS = ("hello", "bundle", "question", "request", "set", "end")
+
+
+def answer(tables: dict[str, Any]) -> Any:
+    return np.sort(fit(gaussian_mixture(2), tables, "em", rounds=300, seed=5).params.means, axis=0)
+
+
+@lru_cache
+def calm(masks: bool, start: str) -> tuple[tuple[str, str], ...]:
+    """Whom the messages of a run are for where nothing is lost, and of which kinds they are."""
+    with TemporaryDirectory() as folder:
+        network = Losing(Path(folder), masks, start)
+        ended = network.go()
+        assert len(ended.delivered) == len(network.tables), ended
+        assert np.abs(np.sort(ended.means, axis=0) - answer(network.tables)).max() < FARTHEST
+        return tuple(network.kinds)
+
+
+def judge(network: Losing, before: dict[str, Any], loss: str, ended: Ended) -> None:
+    """One of the models that may come out, within the time, with words for what is not healed."""
+    assert ended.seconds < LONGEST_SECONDS, ended.words
+    assert ended.means is not None, ended.words
+    found = np.sort(ended.means, axis=0)
+    others = {name: rows for name, rows in before.items() if name != VICTIM}
+    may_be = {"all": before} if loss in HEALED else {"all": before, "others": others}
+    if loss == "rows_and_disk":  # who lost all may come with other rows, and a sum tells nobody
+        may_be["new"] = network.tables
+    apart = {name: np.abs(found - answer(rows)).max() for name, rows in may_be.items()}
+    assert min(apart.values()) < FARTHEST, (apart, ended)
+    if apart["all"] > FARTHEST:
+        assert VICTIM in ended.told
+    else:
+        assert {*ended.delivered} >= others.keys()
+
+
+def points(masks: bool, start: str, kind: str, most: int) -> list[int]:
+    """Messages of a kind to the one that is hit, the first, the last and some between."""
+    found = [n for n, told in enumerate(calm(masks, start), 1) if told == (VICTIM, kind)]
+    if not found:
+        return []
+    return sorted({found[int(n)] for n in np.linspace(0, len(found) - 1, most)})
+
+
+def lose(masks: bool, start: str, loss: str, when: int, folder: Path) -> None:
+    network = Losing(folder, masks, start)
+    before = dict(network.tables)
+    judge(network, before, loss, network.go(loss, when, kept_at=max(1, when - 25)))
+
+
+@pytest.mark.parametrize("loss", ["disk", "backup"])
+@pytest.mark.filterwarnings("ignore::emfed.EmfedWarning")
+def test_what_is_lost_between_the_two_steps_of_a_masked_sum_heals_at_once(
+    loss: str, tmp_path: Path
+) -> None:
+    """A run stood still for all its attempts, since the answer that was ready never came."""
+    (when,) = points(True, "moments", "set", 3)[1:2]
+    network = Losing(tmp_path, True, "moments")
+    before = dict(network.tables)
+    ended = network.go(loss, when, kept_at=when - 25)
+    judge(network, before, loss, ended)
+    assert ended.seconds < 10.0
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("masks", [False, True])
+@pytest.mark.filterwarnings("ignore::emfed.EmfedWarning")
+def test_whatever_is_lost_at_any_message_heals_or_ends_with_words(
+    masks: bool, loss: str, kind: str, tmp_path: Path
+) -> None:
+    for when in points(masks, "k-means", kind, 3):
+        folder = tmp_path / str(when)
+        folder.mkdir()
+        lose(masks, "k-means", loss, when, folder)
+
+
+@pytest.mark.parametrize("harm", ["damaged", "full"])
+def test_a_site_tells_a_damaged_file_from_a_full_disk_without_a_traceback(
+    harm: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """To remove files is no advice for a full disk."""
+    network = Losing(tmp_path, True, "moments")
+    site = network.sites[VICTIM]
+    content = texts.hello(plain(gaussian_mixture(2).describe()), None, masks=True)
+    hello = Header(Kind.HELLO, 7, 1, 0, 0), deflate(as_json(content))
+    assert kind_of(site.step(seal(*hello))) is Kind.JOIN
+    if harm == "damaged":
+        (tmp_path / VICTIM / "secret").write_bytes(b"rubbish")
+        network.again()
+    else:
+        full = OSError(28, "No space left on device")
+        site.disk.create = mock.Mock(side_effect=full)  # type: ignore[method-assign]
+    message = seal(replace(hello[0], run=8), hello[1])
+    caplog.clear()
+    told = decode_refusal(open_refusal(network.sites[VICTIM].step(message))[1])[1]
+    assert "Traceback" not in caplog.text
+    assert ("is damaged" in told) is (harm == "damaged")
+    assert ("or remove" in caplog.text) is (harm == "damaged")
+    assert ("No space left" in caplog.text) is (harm == "full")
