@@ -25,7 +25,7 @@ from emfed.core.wire import (
     seal,
 )
 from emfed.network import texts
-from tests.network.losses import VICTIM, Ended, Losing
+from tests.network.losses import GIVE_UP_SECONDS, VICTIM, Ended, Losing
 
 LONGEST_SECONDS = 600.0
 """A masked run waits for somebody for seven minutes."""
@@ -54,6 +54,10 @@ def calm(masks: bool, start: str) -> tuple[tuple[str, str], ...]:
 
 def judge(network: Losing, before: dict[str, Any], loss: str, ended: Ended) -> None:
     """One of the models that may come out, within the time, with words for what is not healed."""
+    if loss == "key" and ended.means is None:  # from the first hello on: people must pin it
+        assert ended.seconds < GIVE_UP_SECONDS + 60.0
+        assert f"{VICTIM}. Put their NAME.pub into the roster" in ended.words
+        return
     assert ended.seconds < LONGEST_SECONDS, ended.words
     assert ended.means is not None, ended.words
     found = np.sort(ended.means, axis=0)
@@ -132,5 +136,5 @@ def test_a_site_tells_a_damaged_file_from_a_full_disk_without_a_traceback(
     told = decode_refusal(open_refusal(network.sites[VICTIM].step(message))[1])[1]
     assert "Traceback" not in caplog.text
     assert ("is damaged" in told) is (harm == "damaged")
-    assert ("or remove" in caplog.text) is (harm == "damaged")
+    assert ("lost its disk" in caplog.text) is (harm == "damaged")
     assert ("No space left" in caplog.text) is (harm == "full")

@@ -1064,8 +1064,7 @@ def _failed(error: Exception, directory: Path) -> Refusal:
     """
     disk = isinstance(error, OSError) or isinstance(error.__cause__, OSError)
     if isinstance(error, CheckpointError) and not disk:
-        backup = "Put back a backup of it; or remove"
-        logger.error("%s %s %s: the site is then one that lost its disk.", error, backup, directory)
+        logger.error("%s Without %s the site is one that lost its disk.", error, directory)
         return Refusal(Reason.FAILED, "a file of its memory is damaged; its log says which")
     told = error if disk else ""
     logger.error("a message could not be answered: %s", told, exc_info=None if disk else error)

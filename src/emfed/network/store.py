@@ -137,7 +137,7 @@ class SiteStore:
         try:
             return unpack_checkpoint(data, path)
         except CheckpointError as error:
-            logger.warning("%s; all of this run counts as lost", error)
+            logger.warning("%s is damaged: all of this run counts as lost", path)
             self.forget()
             raise Refusal(Reason.UNKNOWN_RUN, "its memory is damaged: say hello.") from error
 
