@@ -176,6 +176,18 @@ class Losing(Transport):
                 path.write_bytes(path.read_bytes()[:-7] + b"\0rubbish")
         self.again()
 
+    def _roster(self) -> None:
+        for path in (self.folder / VICTIM).glob("*/roster"):
+            path.write_bytes(b"rubbish")
+        self.again()
+
+    def _answer_and_server(self) -> None:
+        """The answer that waits for a set, while others may have told theirs for it."""
+        for path in (self.folder / VICTIM).glob("*/ready"):
+            path.unlink()
+        self.again()
+        raise Killed
+
     def _server_backup(self) -> None:
         fit = self.config.place("folder") / "fit"
         shutil.rmtree(fit, ignore_errors=True)

@@ -31,7 +31,10 @@ LONGEST_SECONDS = 600.0
 """A masked run waits for somebody for seven minutes."""
 FARTHEST = 5e-3
 """Of a mean: runs end where a round gains little, on a lattice."""
-HEALED = ("disk", "run", "backup", "key", "server_backup", "server_disk")
+HEALED = (
+    *("disk", "run", "backup", "key", "roster"),
+    *("answer_and_server", "server_backup", "server_disk"),
+)
 """After these everybody counts, with the rows of before."""
 LOSSES = (*HEALED, "rows", "rows_and_disk", "damage")
 KINDS = ("hello", "bundle", "question", "request", "set", "end")
@@ -87,12 +90,13 @@ def lose(masks: bool, start: str, loss: str, when: int, folder: Path) -> None:
     judge(network, before, loss, network.go(loss, when, kept_at=max(1, when - 25)))
 
 
-@pytest.mark.parametrize("loss", ["disk", "backup"])
+@pytest.mark.parametrize("loss", ["disk", "backup", "roster", "answer_and_server"])
 @pytest.mark.filterwarnings("ignore::emfed.EmfedWarning")
 def test_what_is_lost_between_the_two_steps_of_a_masked_sum_heals_at_once(
     loss: str, tmp_path: Path
 ) -> None:
-    """A run stood still for all its attempts, since the answer that was ready never came."""
+    """A run stood still for all its attempts, since the answer that was ready never came; or for
+    good, where others had told theirs."""
     (when,) = points(True, "moments", "set", 3)[1:2]
     network = Losing(tmp_path, True, "moments")
     before = dict(network.tables)

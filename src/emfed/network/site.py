@@ -640,6 +640,8 @@ class Site:
         store, joined = self._known(header)
         keys = self._keys(header.run, joined)
         assert self._sums is not None
+        if store.roster() is None:
+            raise Refusal(Reason.UNKNOWN_RUN, "its roster is lost: say hello.")
         told = self._sums.masked(store, keys, header.worker, header.round, body)
         if told is None:
             return Kind.LOST_MEMORY, b"", "the answer that was ready is lost: no content"
