@@ -281,7 +281,7 @@ def test_old_sets_and_answers_are_not_told_again(tmp_path: Path) -> None:
     first = liar.told(fresh, messages, list(fresh))
     later, again = liar.ready({n: liar.request(round=2) for n in range(4)})
     stale = liar.told(fresh, again, list(fresh))
-    assert all("another answer" in str(words) for words in stale.values())
+    assert not any(stale.values())  # that answer is gone: nothing is told
     second = liar.told(later, again, list(later))
     q = len(liar.statistics)
     for n in range(4):  # an old answer in the place of a new one
