@@ -197,6 +197,7 @@ class Evening:
             yield
             end = time.monotonic() + PATIENCE_SECONDS
             while time.time() - self.deployment.status.get("time", 0) > 2 < end - time.monotonic():
+                self.deployment.process("serve")  # one that gave up late is started again, too
                 time.sleep(0.1)
         finally:
             self.hit = False

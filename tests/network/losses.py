@@ -47,11 +47,11 @@ minimum = 2
 deadline = 20.0
 deliver = true
 farewell = 5.0
-give_up = 900.0
+give_up = {give_up}
 [server]
 report = false
 """
-VICTIM = "s1"
+VICTIM, GIVE_UP_SECONDS = "s1", 900.0
 MESSAGE_SECONDS = 0.01
 RESTARTS = 5
 """Of a server that was killed."""
@@ -83,7 +83,9 @@ class Losing(Transport):
         self.folder, self._masks, self.clock = folder, masks, Clock()
         self.tables = {n: t.to_numpy() for n, t in mixture_tables(4, rows=40).items()}
         self._known = SiteIdentity.everybody(self.tables)
-        text = CONFIG.format(masks=str(masks).lower(), sites=4, start=start)
+        text = CONFIG.format(
+            masks=str(masks).lower(), sites=4, start=start, give_up=GIVE_UP_SECONDS
+        )
         (folder / "run.toml").write_text(text, encoding="utf-8")
         self.config = read_config(folder / "run.toml")
         self.config.place("folder").mkdir()
@@ -173,6 +175,18 @@ class Losing(Transport):
             if path.is_file():
                 path.write_bytes(path.read_bytes()[:-7] + b"\0rubbish")
         self.again()
+
+    def _roster(self) -> None:
+        for path in (self.folder / VICTIM).glob("*/roster"):
+            path.write_bytes(b"rubbish")
+        self.again()
+
+    def _answer_and_server(self) -> None:
+        """The answer that waits for a set, while others may have told theirs for it."""
+        for path in (self.folder / VICTIM).glob("*/ready"):
+            path.unlink()
+        self.again()
+        raise Killed
 
     def _server_backup(self) -> None:
         fit = self.config.place("folder") / "fit"

@@ -25,13 +25,16 @@ from emfed.core.wire import (
     seal,
 )
 from emfed.network import texts
-from tests.network.losses import VICTIM, Ended, Losing
+from tests.network.losses import GIVE_UP_SECONDS, VICTIM, Ended, Losing
 
 LONGEST_SECONDS = 600.0
 """A masked run waits for somebody for seven minutes."""
 FARTHEST = 5e-3
 """Of a mean: runs end where a round gains little, on a lattice."""
-HEALED = ("disk", "run", "backup", "key", "server_backup", "server_disk")
+HEALED = (
+    *("disk", "run", "backup", "key", "roster"),
+    *("answer_and_server", "server_backup", "server_disk"),
+)
 """After these everybody counts, with the rows of before."""
 LOSSES = (*HEALED, "rows", "rows_and_disk", "damage")
 KINDS = ("hello", "bundle", "question", "request", "set", "end")
@@ -54,12 +57,16 @@ def calm(masks: bool, start: str) -> tuple[tuple[str, str], ...]:
 
 def judge(network: Losing, before: dict[str, Any], loss: str, ended: Ended) -> None:
     """One of the models that may come out, within the time, with words for what is not healed."""
+    if loss == "key" and ended.means is None:  # from the first hello on: people must pin it
+        assert ended.seconds < GIVE_UP_SECONDS + 60.0
+        assert f"{VICTIM}. Put their NAME.pub into the roster" in ended.words
+        return
     assert ended.seconds < LONGEST_SECONDS, ended.words
     assert ended.means is not None, ended.words
     found = np.sort(ended.means, axis=0)
     others = {name: rows for name, rows in before.items() if name != VICTIM}
     may_be = {"all": before} if loss in HEALED else {"all": before, "others": others}
-    if loss == "rows_and_disk":  # who lost all may come with other rows, and a sum tells nobody
+    if "rows" in loss:  # before the first hello; or who lost all, and a sum tells nobody
         may_be["new"] = network.tables
     apart = {name: np.abs(found - answer(rows)).max() for name, rows in may_be.items()}
     assert min(apart.values()) < FARTHEST, (apart, ended)
@@ -83,18 +90,32 @@ def lose(masks: bool, start: str, loss: str, when: int, folder: Path) -> None:
     judge(network, before, loss, network.go(loss, when, kept_at=max(1, when - 25)))
 
 
-@pytest.mark.parametrize("loss", ["disk", "backup"])
+@pytest.mark.parametrize("loss", ["disk", "backup", "roster", "answer_and_server"])
 @pytest.mark.filterwarnings("ignore::emfed.EmfedWarning")
 def test_what_is_lost_between_the_two_steps_of_a_masked_sum_heals_at_once(
     loss: str, tmp_path: Path
 ) -> None:
-    """A run stood still for all its attempts, since the answer that was ready never came."""
+    """A run stood still for all its attempts, since the answer that was ready never came; or for
+    good, where others had told theirs."""
     (when,) = points(True, "moments", "set", 3)[1:2]
     network = Losing(tmp_path, True, "moments")
     before = dict(network.tables)
     ended = network.go(loss, when, kept_at=when - 25)
     judge(network, before, loss, ended)
     assert ended.seconds < 10.0
+
+
+@pytest.mark.filterwarnings("ignore::emfed.EmfedWarning")
+def test_who_is_out_when_a_masked_model_is_looked_at_is_not_waited_for(tmp_path: Path) -> None:
+    """A run waited a day for a word about a model that was there."""
+    network = Losing(tmp_path, True, "moments")
+    before = dict(network.tables)
+    ended = network.go("rows", points(True, "moments", "question", 2)[-1])
+    judge(network, before, "rows", ended)
+    assert ended.seconds < 60.0
+    summary = (tmp_path / "model" / "summary.json").read_text(encoding="utf-8")
+    assert "the model is whole" in summary
+    assert f"{VICTIM}: its data changed" in summary
 
 
 @pytest.mark.long
@@ -132,5 +153,5 @@ def test_a_site_tells_a_damaged_file_from_a_full_disk_without_a_traceback(
     told = decode_refusal(open_refusal(network.sites[VICTIM].step(message))[1])[1]
     assert "Traceback" not in caplog.text
     assert ("is damaged" in told) is (harm == "damaged")
-    assert ("or remove" in caplog.text) is (harm == "damaged")
+    assert ("lost its disk" in caplog.text) is (harm == "damaged")
     assert ("No space left" in caplog.text) is (harm == "full")

@@ -7,12 +7,13 @@ are told into `FitSettings` and call it.
 from __future__ import annotations
 
 import contextlib
+import time
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
-from typing import Any, Literal, final
+from typing import Any, Literal, TypeVar, final
 
 import numpy as np
 
@@ -25,6 +26,7 @@ from emfed.core.errors import (
     EmfedError,
     EmfedWarning,
     MembersChanged,
+    ParticipationError,
     SettingsError,
     check_count,
 )
@@ -45,7 +47,7 @@ from emfed.fitting.climbing import Climb
 from emfed.fitting.moving import Moves, can_move
 from emfed.fitting.private import private_result, private_run, remarks_of
 from emfed.fitting.progress import progress
-from emfed.fitting.rounds import Run, remembered
+from emfed.fitting.rounds import WAIT_SECONDS, WAITS, Run, remembered
 from emfed.fitting.selection import (
     Selection,
     choose,
@@ -68,6 +70,7 @@ from emfed.network.self_check import of_workers
 
 FederationName = Literal["stacked", "loop", "ray"] | Federation
 """Where the workers of a table run."""
+T = TypeVar("T")
 NUMBERS_AT_ONCE = 1 << 20
 """Statistics in one answer to a question about many parameters: 8 MB."""
 RESEEDS = 3
@@ -156,7 +159,13 @@ def run_fit(settings: FitSettings, federation: Federation, watch: Watch = NOBODY
     place, result = _place(fitted.selection, settings, parts), fitted.result
     if settings.validate and stopped != "interrupted":
         first = _start_of(place, course.begun, session.view(course.view), parts, result)
-        result = with_validation(result, session, place, first, tolerance or TOL, remarks)
+        fitted_so, nats = result, tolerance or TOL
+        tried = _at_the_end(
+            lambda: with_validation(fitted_so, session, place, first, nats, remarks),
+            session,
+            remarks,
+        )
+        result = result if tried is None else tried
     if course.curve is not None and stopped != "interrupted":
         result = course.curve.drawn(result, session, place)
     thrown_off, short = guard_ridden(run), shortfall(run, stopped, course.stop, tolerance)
@@ -534,17 +543,41 @@ def _finished(
         )
     result = without_empty(result, session.samples, remarks)
     if settings.scores:  # with masks the mean over all; each site looks at its own
-        result = with_scores(result, session, place, remarks)
+        model = result
+        told = _at_the_end(lambda: with_scores(model, session, place, remarks), session, remarks)
+        result = result if told is None else told
     if settings.errors:
         result = with_errors(result, session, place, remarks)
     if likelihood is None and settings.likelihood:
-        likelihood = _mean_likelihood(result, session, place)
+        model = result
+        likelihood = _at_the_end(lambda: _mean_likelihood(model, session, place), session, remarks)
     if earlier is not None and selection is None:
         k = earlier.n_components
         told = {"criterion": earlier.criterion, "tried": [dict(row) for row in earlier.table]}
         result = with_setting(result, "selection", told)
         selection = replace(earlier, best=result, results={**earlier.results, k: result})
     return Fitted(result, selection, likelihood)
+
+
+def _at_the_end(ask: Callable[[], T], session: Session, remarks: list[str]) -> T | None:
+    """What is asked about a model that is there; None where too few answer, with a remark.
+
+    A masked sum needs everybody: it waits as long as a round does, and not for who is out of the
+    run for good. Without masks, who does not answer is left out before.
+    """
+    began, patience = time.monotonic(), session.patience or 1
+    for attempt in range(WAITS * patience):
+        try:
+            return ask()
+        except ParticipationError as error:
+            why = str(error)
+            if not session.masks:
+                raise
+        late = attempt >= patience - 1 and time.monotonic() - began > WAIT_SECONDS
+        if late or len(session.federation.gone):
+            break
+    remarks.append(f"the model is whole, and this was not told about it: {why}")
+    return None
 
 
 def _mean_likelihood(result: Result, session: Session, place: int) -> float:

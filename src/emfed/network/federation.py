@@ -117,6 +117,9 @@ QUESTIONS_AT_ONCE = 1024
 ASKED_ANEW = 3
 """Times that a question is asked where masks do not cancel: a disk that is lost in between changes
 keys."""
+SUMS_BETWEEN = 20
+"""Sums after which another one may be given up at once: a site that says no to each must not reset
+everybody's memory with it."""
 STRANGERS = (Reason.UNKNOWN_RUN, Reason.OTHER_INSTANCE)
 """Refusals that say hello helps."""
 
@@ -221,6 +224,10 @@ class RemoteFederation(Federation):
         self._missed: IntArray = np.empty(0, dtype=np.int64)
         self.overtaken = False
         self._asked: tuple[int, int, int, set[int], int] = (-1, -1, -1, set(), 0)
+        self._denied: set[str] = set()
+        """Who does not answer for now, in the last exchange."""
+        self._sums_since = SUMS_BETWEEN
+        """Sums since one was given up."""
         self._question = FIRST_QUESTION
         """The number of the last question; sites take those with a lower one for old."""
         if self.directory is not None:
@@ -739,6 +746,7 @@ class RemoteFederation(Federation):
             sums = add_up([answers[n] for n in sorted(answers)], shape)
             if sums is None:
                 raise MasksDiffer("masks did not cancel: sites were asked different things.")
+            self._sums_since += 1
             return sorted(answers), sums
         if not asked.lost and len(told) < max(least, SMALLEST_SET):
             why = reasons(self._line.objections | self.refusals)
@@ -790,11 +798,12 @@ class RemoteFederation(Federation):
         nothing of the run.
         """
         strangers: list[str] = []
-        waiting = set(messages)
+        waiting, self._denied = set(messages), set()
         for key, kind, body in self._line.deliver(purpose, messages, self._familiar):
             if kind is Kind.REFUSAL:
                 reason = self._line.heed(key, body)
                 strangers += [key] if reason in STRANGERS else []
+                self._denied |= {key} if reason is Reason.NOT_NOW else set()
                 waiting -= {key} if reason not in waits else set()
             elif key in waiting and take(key, kind, body):
                 waiting.discard(key)
@@ -861,10 +870,30 @@ class RemoteFederation(Federation):
             # Who is ready with the number that follows from the last set knows that set.
             bodies = {n: whole if attempt or due.get(n) != members[n] else short for n in missing}
             messages = {keys[n]: (replace(ready[n][0], kind=Kind.SET), bodies[n]) for n in missing}
-            lost |= self._rejoin(self._collect(purpose, messages, take, waits=()))
+            strangers = self._collect(purpose, messages, take, waits=())
+            lost |= self._rejoin(strangers)
+            if not lost and (strangers or self._denied) and self._give_up_set(purpose):
+                break
             if lost or all(n in answers or keys[n] in self.refusals for n in members):
                 break
         return answers
+
+    def _give_up_set(self, purpose: str) -> bool:
+        """Whether all are to be asked something new, since some never answer for this set.
+
+        So it is where an answer was told for a set with an answer that is gone: sites tell it for
+        no other set. What else they may object to, they say again.
+        """
+        if self._sums_since < SUMS_BETWEEN:
+            return False
+        self._sums_since, self.overtaken = 0, True
+        logger.warning(
+            "%s: a set that sites do not answer for is given up, and all are asked anew, with "
+            "memories at zero.%s",
+            purpose,
+            reasons(self._line.objections),
+        )
+        return True
 
     def _progress(self, request: Request) -> tuple[set[int], int]:
         """Who answered this round in earlier calls, and how many answers it needs."""

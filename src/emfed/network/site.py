@@ -673,6 +673,8 @@ class Site:
         store, joined = self._known(header)
         keys = self._keys(header.run, joined)
         assert self._sums is not None
+        if store.roster() is None:
+            raise Refusal(Reason.UNKNOWN_RUN, "its roster is lost: say hello.")
         told = self._sums.masked(store, keys, header.worker, header.round, body)
         if told is None:
             return Kind.LOST_MEMORY, b"", "the answer that was ready is lost: no content"
@@ -1113,8 +1115,7 @@ def _failed(error: Exception, directory: Path) -> Refusal:
     """
     disk = isinstance(error, OSError) or isinstance(error.__cause__, OSError)
     if isinstance(error, CheckpointError) and not disk:
-        backup = "Put back a backup of it; or remove"
-        logger.error("%s %s %s: the site is then one that lost its disk.", error, backup, directory)
+        logger.error("%s Without %s the site is one that lost its disk.", error, directory)
         return Refusal(Reason.FAILED, "a file of its memory is damaged; its log says which")
     told = error if disk else ""
     logger.error("a message could not be answered: %s", told, exc_info=None if disk else error)

@@ -137,7 +137,7 @@ class SiteStore:
         try:
             return unpack_checkpoint(data, path)
         except CheckpointError as error:
-            logger.warning("%s; all of this run counts as lost", error)
+            logger.warning("%s is damaged: all of this run counts as lost", path)
             self.forget()
             raise Refusal(Reason.UNKNOWN_RUN, "its memory is damaged: say hello.") from error
 
@@ -199,7 +199,14 @@ class SiteStore:
         path = self.directory / "roster"
         if self.disk.read(path) is None:
             return None
-        return load_checkpoint(path, self.disk)[0]["roster"].tobytes()
+        try:
+            return load_checkpoint(path, self.disk)[0]["roster"].tobytes()
+        except CheckpointError as error:
+            if isinstance(error.__cause__, OSError):
+                raise
+            logger.warning("%s is damaged: the server is asked for it anew", path)
+            self.disk.remove(path)
+            raise Refusal(Reason.UNKNOWN_RUN, "its roster is damaged: say hello.") from error
 
     def put_roster(self, roster: bytes) -> None:
         """Keep the keys of the others."""

@@ -11,7 +11,8 @@ from emfed.core.errors import CheckpointError
 from emfed.core.storage.disk import DISK, Disk
 from emfed.core.storage.sealed import Seal, load_sealed, save_sealed, unpack_sealed
 
-_SEAL = Seal("emfed-checkpoint", "1", "checkpoint", CheckpointError)
+_MEND = " Put back a backup of it, or begin anew in another folder."
+_SEAL = Seal("emfed-checkpoint", "1", "checkpoint", CheckpointError, _MEND)
 
 
 def unpack_checkpoint(

@@ -31,6 +31,8 @@ class Seal:
     version: str
     noun: str
     error: type[EmfedError]
+    mend: str = ""
+    """What to do about a damaged one."""
 
 
 def _digest(arrays: dict[str, NDArray[Any]], description: str) -> str:
@@ -118,10 +120,10 @@ def unpack_sealed(
         RecursionError,
     ) as error:
         raise seal.error(
-            f"{where} is damaged, cut short, or not an emfed {seal.noun} ({error})."
+            f"{where} is damaged, cut short, or not an emfed {seal.noun} ({error}).{seal.mend}"
         ) from error
     if _digest(arrays, text) != metadata.get("digest") or not isinstance(description, dict):
-        raise seal.error(f"{where} is damaged: its digest does not match its content.")
+        raise seal.error(f"{where} is damaged: its digest does not match its content.{seal.mend}")
     return arrays, description
 
 
@@ -129,7 +131,9 @@ def _check_length(first: bytes, seal: Seal, where: str | Path) -> int:
     """Refuse a header that claims to be longer than any of ours, before anything reads it."""
     length = int.from_bytes(first, "little")
     if length > LONGEST_HEADER:
-        raise seal.error(f"{where} is not an emfed {seal.noun}, or its first bytes are damaged.")
+        raise seal.error(
+            f"{where} is not an emfed {seal.noun}, or its first bytes are damaged.{seal.mend}"
+        )
     return length
 
 
