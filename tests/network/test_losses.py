@@ -92,7 +92,7 @@ def lose(masks: bool, start: str, loss: str, when: int, folder: Path) -> None:
 
 @pytest.mark.parametrize("loss", ["disk", "backup", "roster", "answer_and_server"])
 @pytest.mark.filterwarnings("ignore::emfed.EmfedWarning")
-def test_what_is_lost_between_the_two_steps_of_a_masked_sum_heals_at_once(
+def test_what_is_lost_between_the_two_steps_of_a_masked_sum_heals_soon(
     loss: str, tmp_path: Path
 ) -> None:
     """A run stood still for all its attempts, since the answer that was ready never came; or for
@@ -102,7 +102,7 @@ def test_what_is_lost_between_the_two_steps_of_a_masked_sum_heals_at_once(
     before = dict(network.tables)
     ended = network.go(loss, when, kept_at=when - 25)
     judge(network, before, loss, ended)
-    assert ended.seconds < 10.0
+    assert ended.seconds < 30.0
 
 
 @pytest.mark.filterwarnings("ignore::emfed.EmfedWarning")

@@ -542,15 +542,17 @@ def _finished(
             "more: fit it by itself, or compare fewer with drop=False."
         )
     result = without_empty(result, session.samples, remarks)
+    unscored = result
     if settings.scores:  # with masks the mean over all; each site looks at its own
-        model = result
-        told = _at_the_end(lambda: with_scores(model, session, place, remarks), session, remarks)
-        result = result if told is None else told
+        scored = _at_the_end(
+            lambda: with_scores(unscored, session, place, remarks), session, remarks
+        )
+        result = unscored if scored is None else scored
     if settings.errors:
         result = with_errors(result, session, place, remarks)
     if likelihood is None and settings.likelihood:
-        model = result
-        likelihood = _at_the_end(lambda: _mean_likelihood(model, session, place), session, remarks)
+        known = result
+        likelihood = _at_the_end(lambda: _mean_likelihood(known, session, place), session, remarks)
     if earlier is not None and selection is None:
         k = earlier.n_components
         told = {"criterion": earlier.criterion, "tried": [dict(row) for row in earlier.table]}

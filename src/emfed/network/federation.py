@@ -217,6 +217,8 @@ class RemoteFederation(Federation):
         self._numbers: dict[str, int] = {}
         self._knows: dict[str, set[Kind]] = {}
         self._last_set: Mapping[int, int] = {}
+        self._due: dict[int, int] = {}
+        """The number with which each site is ready next, from the last set that it was in."""
         self._steps: dict[int, bytes] = {}
         self._told_in = 0
         """The phase under whose number the constants are told."""
@@ -388,7 +390,7 @@ class RemoteFederation(Federation):
         self._question = self.members.questions
         self._numbers = {key: number for number, key in enumerate(self.members.keys)}
         self._knows = {key: set() for key in self.members.keys}
-        self._last_set = {}
+        self._last_set, self._due = {}, {}
 
     def _add_up_opening(self, members: Members) -> None:
         """Note the number of rows and the summary of all who are here, from one masked sum."""
@@ -819,7 +821,7 @@ class RemoteFederation(Federation):
         lost: set[int],
     ) -> list[str]:
         """Who is ready, by its fresh number; returns those who know nothing of the run."""
-        due = next_numbers(self._last_set)
+        due = self._due
 
         def take(key: str, kind: Kind, body: bytes) -> bool:
             if kind is Kind.LOST_MEMORY:
@@ -856,6 +858,7 @@ class RemoteFederation(Federation):
         # Who answers takes its next number from this set, whether or not all others answer.
         keys, last, self._last_set = self.members.keys, self._last_set, dict(members)
         due, short = next_numbers(last), encode_set(members, last)
+        self._due |= next_numbers(members)
         whole = encode_set(members)
 
         def take(key: str, kind: Kind, told: bytes) -> bool:
@@ -872,20 +875,21 @@ class RemoteFederation(Federation):
             messages = {keys[n]: (replace(ready[n][0], kind=Kind.SET), bodies[n]) for n in missing}
             strangers = self._collect(purpose, messages, take, waits=())
             lost |= self._rejoin(strangers)
-            if not lost and (strangers or self._denied) and self._give_up_set(purpose):
-                break
             if lost or all(n in answers or keys[n] in self.refusals for n in members):
                 break
+        else:  # an objection may pass: only one that outlasts all attempts ends the set
+            if strangers or self._denied:
+                self._give_up_set(purpose)
         return answers
 
-    def _give_up_set(self, purpose: str) -> bool:
-        """Whether all are to be asked something new, since some never answer for this set.
+    def _give_up_set(self, purpose: str) -> None:
+        """Let all be asked something new, since some never answer for this set.
 
         So it is where an answer was told for a set with an answer that is gone: sites tell it for
         no other set. What else they may object to, they say again.
         """
         if self._sums_since < SUMS_BETWEEN:
-            return False
+            return
         self._sums_since, self.overtaken = 0, True
         logger.warning(
             "%s: a set that sites do not answer for is given up, and all are asked anew, with "
@@ -893,7 +897,6 @@ class RemoteFederation(Federation):
             purpose,
             reasons(self._line.objections),
         )
-        return True
 
     def _progress(self, request: Request) -> tuple[set[int], int]:
         """Who answered this round in earlier calls, and how many answers it needs."""
