@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import _thread
 import contextlib
 import ipaddress
 import os
@@ -146,7 +145,7 @@ def terminated_as_interrupted() -> Iterator[None]:
         if not issubclass(lost.exc_type, KeyboardInterrupt):
             hook(lost)
             return
-        timer = threading.Timer(REPEAT_SECONDS, _thread.interrupt_main, (last,))
+        timer = threading.Timer(REPEAT_SECONDS, signal.raise_signal, (last,))
         timer.daemon = True
         timer.start()
 
