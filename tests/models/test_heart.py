@@ -179,6 +179,7 @@ def test_together_beats_alone_and_means(data_dir: Path, hold_outs: int) -> None:
     assert np.all(together_ < means)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("hold_outs", "starts"), first([(3, 1), (3, 3), (10, 3)]))
 def test_single_entries_are_imputed_better_together(
     data_dir: Path, hold_outs: int, starts: int

@@ -130,6 +130,7 @@ def test_faults_above_ray(federation: emfed.network.RayFederation) -> None:
     np.testing.assert_allclose(our_gaps, gaps, rtol=1e-6, atol=1e-12)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("user_ray")
 def test_actors_open_their_own_files_and_agree_on_columns(tmp_path: Path) -> None:
     paths = {}

@@ -116,6 +116,7 @@ def test_the_command_lists_and_refuses(tmp_path: Path) -> None:
         assert "Traceback" not in done.stderr
 
 
+@pytest.mark.long
 def test_seeds_count_from_the_one_given_and_seconds_are_kept(tmp_path: Path) -> None:
     config = tmp_path / "own.toml"
     config.write_text("seeds = 2\n" + CONFIG)
