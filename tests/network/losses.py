@@ -237,8 +237,13 @@ class Losing(Transport):
 def heard() -> Iterator[list[str]]:
     """All that the library logs within."""
     told: list[str] = []
-    handler, ours = logging.NullHandler(), logging.getLogger("emfed")
-    handler.handle = lambda record: told.append(record.getMessage()) or True  # type: ignore
+    ours = logging.getLogger("emfed")
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            told.append(record.getMessage())
+
+    handler = Handler()
     level = ours.level
     ours.addHandler(handler)
     ours.setLevel(logging.INFO)

@@ -134,7 +134,10 @@ def test_whatever_is_lost_at_any_message_heals_or_ends_with_words(
 
 @pytest.mark.parametrize("harm", ["damaged", "full"])
 def test_a_site_tells_a_damaged_file_from_a_full_disk_without_a_traceback(
-    harm: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    harm: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """To remove files is no advice for a full disk."""
     network = Losing(tmp_path, True, "moments")
@@ -146,8 +149,8 @@ def test_a_site_tells_a_damaged_file_from_a_full_disk_without_a_traceback(
         (tmp_path / VICTIM / "secret").write_bytes(b"rubbish")
         network.again()
     else:
-        full = OSError(28, "No space left on device")
-        site.disk.create = mock.Mock(side_effect=full)  # type: ignore[method-assign]
+        full = mock.Mock(side_effect=OSError(28, "No space left on device"))
+        monkeypatch.setattr(site.disk, "create", full)
     message = seal(replace(hello[0], run=8), hello[1])
     caplog.clear()
     told = decode_refusal(open_refusal(network.sites[VICTIM].step(message))[1])[1]

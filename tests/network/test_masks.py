@@ -110,8 +110,9 @@ def test_the_envelopes_of_masked_rounds_are_a_few_bytes(tmp_path: Path) -> None:
 def test_a_site_that_starts_again_draws_its_number_anew(restarts: int, tmp_path: Path) -> None:
     here = emfed.fit(MIXTURE, TABLES, "auto", **SETTINGS)
     sites, name = masked_sites(TABLES, tmp_path), "site 1"
-    identity = sites[name]._sums.identity  # type: ignore[union-attr]
-    again = partial(Site, TABLES[name], tmp_path / name, identity=identity, rules=OPEN)
+    sums = sites[name]._sums
+    assert sums is not None
+    again = partial(Site, TABLES[name], tmp_path / name, identity=sums.identity, rules=OPEN)
     transport = Noting(sites, restarts, again)
     there = emfed.fit(MIXTURE, RemoteFederation(transport, attempts=1), "auto", **SETTINGS)
     np.testing.assert_allclose(there.statistics, here.statistics, rtol=0, atol=1e-9)
