@@ -6,7 +6,8 @@ processes may share the work: the I-th of N has every N-th table and a file of i
 FILE, and the command without ``--part`` reads all of them. The fit is `impute` with
 nothing given, on exact messages. Counted is how often bounds at 50, 80, 90 and 95% hold the true
 mean of cells without a record, of sites (added over times) and of times (added over sites); and of
-times that lie ahead of all records, which a fit with smoothing is carried on to.
+times that lie ahead of all records, which a fit with smoothing is carried on to: smoothing is chosen
+with the rest of the structure, and set to 10 where none was chosen.
 """
 
 from __future__ import annotations
@@ -105,8 +106,11 @@ def forecast(seed: int, **options: Any) -> dict[str, list[float]]:
     known = TIMES - LEAD
     early = table.keep(table.time < known)
     early = replace(early, bins=replace(table.bins, count=known))
-    options = {"compressor": Identity(), "rounds": 2, "smoothing": 10.0, **options}
-    result = impute(early, seed=seed, **options).transform(table)
+    options = {"compressor": Identity(), "rounds": 2, **options}
+    fitted = impute(early, seed=seed, **options)
+    if not fitted.solver.structure.smooth:  # nothing would say how times go on
+        fitted = impute(early, seed=seed, smoothing=10.0, **options)
+    result = fitted.transform(table)
     trends = [result.trend(level=level) for level in LEVELS]
     truth = mean.sum(axis=0)
     return {
