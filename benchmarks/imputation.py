@@ -335,7 +335,7 @@ def complete_series(folder: Path, least: int = 25) -> np.ndarray:
 
 
 def bench_index(
-    seeds: tuple[int, ...] = tuple(range(10)), kept: Kept | None = None
+    seeds: tuple[int, ...] = tuple(range(40)), kept: Kept | None = None
 ) -> Iterator[dict[str, Any]]:
     """Yearly totals of complete real series with 60% masked: error of the index, coverage."""
     warnings.simplefilter("ignore", emfed.EmfedWarning)
