@@ -2,7 +2,8 @@
 
 The program is `serve_run`, from the opening to the delivery of the model; its sites are the real
 ones, with folders and keys; network and clock are simulated. A loss happens just before a given
-message reaches whom it is addressed to, so all losses at all messages are all points of a run.
+message reaches whom it is addressed to, so all losses at all messages are all points of a run. Or
+from that message on a site refuses for good: everything, or all messages that ask for the same.
 """
 
 from __future__ import annotations
@@ -22,19 +23,29 @@ from benchmarks.hours import Clock
 from emfed import load
 from emfed.core.errors import EmfedError
 from emfed.core.storage import Disk, ScratchDisk
-from emfed.core.wire import kind_of
+from emfed.core.wire import (
+    Kind,
+    Reason,
+    decode_bundle,
+    decode_question,
+    encode_refusal,
+    kind_of,
+    seal_refusal,
+)
 from emfed.network import Site, SiteRules, Transport
 from emfed.network.deployment.config import read_config
 from emfed.network.deployment.serving import serve_run
 from emfed.network.deployment.status import Status
 from emfed.network.keys import make_private_key
 from emfed.network.masking import SiteIdentity
+from emfed.network.rules import Refusal
 from tests.network.disks import Killed
 
 CONFIG = """
 [model]
 kind = "gaussian-mixture"
-n_components = 2
+n_components = {components}
+{algorithm}
 [fit]
 seed = 5
 rounds = 60
@@ -53,6 +64,8 @@ report = false
 """
 VICTIM, GIVE_UP_SECONDS = "s1", 900.0
 MESSAGE_SECONDS = 0.01
+NO = "the owner has had enough."
+"""What a site says that refuses for good."""
 RESTARTS = 5
 """Of a server that was killed."""
 
@@ -79,13 +92,31 @@ class Ended:
 class Losing(Transport):
     """Sites in memory, one of which, or the server, loses something at one message."""
 
-    def __init__(self, folder: Path, masks: bool, start: str = "k-means") -> None:
+    def __init__(
+        self,
+        folder: Path,
+        masks: bool,
+        start: str = "k-means",
+        *,
+        components: str = "2",
+        algorithm: str = "",
+        sites: int = 4,
+        more: str = "",
+        epsilon: float | None = None,
+    ) -> None:
         self.folder, self._masks, self.clock = folder, masks, Clock()
-        self.tables = {n: t.to_numpy() for n, t in mixture_tables(4, rows=40).items()}
+        self.tables = {n: t.to_numpy() for n, t in mixture_tables(sites, rows=40).items()}
         self._known = SiteIdentity.everybody(self.tables)
         text = CONFIG.format(
-            masks=str(masks).lower(), sites=4, start=start, give_up=GIVE_UP_SECONDS
+            components=components,
+            algorithm=algorithm,
+            masks=str(masks).lower(),
+            sites=sites,
+            start=start,
+            give_up=GIVE_UP_SECONDS,
         )
+        noise = "" if epsilon is None else f"epsilon = {epsilon}"
+        text = text.replace("[privacy]", f"{more}\n[privacy]\n{noise}")
         (folder / "run.toml").write_text(text, encoding="utf-8")
         self.config = read_config(folder / "run.toml")
         self.config.place("folder").mkdir()
@@ -93,7 +124,11 @@ class Losing(Transport):
         self.messages = 0
         self.kinds: list[tuple[str, str]] = []
         """Whom each message was for, and of which kind it was."""
+        self.asked: list[tuple[str, str]] = []
+        """Whom each message was for, and what it asked for, a bundle by what comes last in it."""
         self.when, self.loss, self.kept_at = -1, "", -1
+        self._refused: set[str] | None = set()
+        """What the victim refuses; None: everything."""
 
     @property
     def between_machines(self) -> bool:
@@ -117,14 +152,38 @@ class Losing(Transport):
         for key, message in messages.items():
             self.messages += 1
             self.kinds.append((key, kind_of(message).name.lower()))
+            self.asked.append((key, self._subject(key, message)))
             if self.messages == self.kept_at:
                 self._keep()
             if self.messages == self.when:
                 self._lose()
             self.clock.wait(MESSAGE_SECONDS)
-            yield key, self.sites[key].step(message)
+            if key == VICTIM and (self._refused is None or self.asked[-1][1] in self._refused):
+                yield key, seal_refusal(message, encode_refusal(Reason.REFUSED, NO))
+            else:
+                yield key, self.sites[key].step(message)
+
+    def _subject(self, key: str, message: bytes) -> str:
+        """What a message asks for; of a question, its kind."""
+        try:
+            header, body = self.sites[key].read(message)
+        except Refusal:  # a short message about what this site has lost
+            return "unknown"
+        kind = header.kind
+        if kind is Kind.BUNDLE:
+            kind, body = decode_bundle(body)[-1]
+        return str(decode_question(body)[0]) if kind is Kind.QUESTION else kind.name.lower()
 
     # What is lost.
+
+    def _everything(self) -> None:
+        """From now on the site refuses whatever it is asked."""
+        self._refused = None
+
+    def _this(self) -> None:
+        """From now on it refuses what it is asked now, and answers all else."""
+        assert self._refused is not None
+        self._refused.add(self.asked[-1][1])
 
     def _keep(self) -> None:
         for place in (self.folder / VICTIM, self.config.place("folder") / "fit"):

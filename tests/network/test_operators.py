@@ -13,6 +13,7 @@ import re
 import resource
 import socket
 import struct
+import subprocess
 import sys
 import threading
 import time
@@ -30,7 +31,14 @@ from urllib.parse import urlsplit
 import numpy as np
 import polars as pl
 import pytest
-from benchmarks.deployments import FEDEM, MIXTURE, Deployment, difference, mixture_tables
+from benchmarks.deployments import (
+    COMMAND,
+    FEDEM,
+    MIXTURE,
+    Deployment,
+    difference,
+    mixture_tables,
+)
 from benchmarks.hours import Operation, good
 
 from emfed import fit, gaussian_mixture, load
@@ -650,6 +658,45 @@ def test_the_doctor_says_what_is_wrong_and_how_to_mend_it(tmp_path: Path) -> Non
     assert (nobody.good, "does not answer" in nobody.what) == (False, True)
 
 
+class Known(Transport):
+    """Two sites that are known by keys, are there, and are never asked."""
+
+    between_machines = True
+
+    def workers(self) -> list[str]:
+        return ["bergen", "oslo"]
+
+    def deliver(
+        self, messages: Mapping[str, bytes], deadline: float
+    ) -> Iterator[tuple[str, bytes]]:
+        raise AssertionError("a run began with too few sites")
+
+
+@pytest.mark.parametrize(
+    ("expected", "privacy", "fewest"),
+    [(3, "", 3), (4, "", 3), (8, "", 4), (4, "masks = false", 2), (2, "masks = true", 3)],
+)
+def test_everybody_says_alike_how_many_sites_a_run_needs(
+    expected: int, privacy: str, fewest: int, tmp_path: Path
+) -> None:
+    """The doctor took two for enough where a masked sum has three; so did a server that waited,
+    which began, failed and waited again."""
+    more = f"wait = 0.0\ngive_up = 0.0\n[privacy]\n{privacy}\n"
+    text = configured(sites=expected, more=more).replace("minimum = 2\n", "")
+    (tmp_path / "run.toml").write_text(text)
+    keys.make_server_keys(tmp_path / "keys", [])
+    for name in ("oslo", "bergen"):
+        keys.add_site(tmp_path / "keys", keys.make_site_key(tmp_path, name)[1])
+    (found,) = [f for f in look_at_server(tmp_path / "run.toml") if f.what.startswith("keys")]
+    assert f"2 sites may join, {fewest} must" in found.what
+    assert found.good is (fewest == 2)
+    if fewest > 2:
+        (tmp_path / "run").mkdir()
+        config = read_config(tmp_path / "run.toml")
+        with pytest.raises(ParticipationError, match=f"2 sites are here; {fewest} are needed"):
+            serve_run(Known(), config, Status(tmp_path / "run"))
+
+
 def test_the_doctor_names_files_of_another_account(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -889,6 +936,23 @@ def test_the_terminal_shows_what_the_page_shows(
     said = capsys.readouterr().out
     for words in ("oslo", "300", "describes no group", "0.75", "reply", "finished: round 7 of 40"):
         assert words in said, words
+
+
+def test_a_watch_that_goes_into_a_pipe_shows_the_run_at_once_and_then_what_is_new(
+    tmp_path: Path,
+) -> None:
+    """It said nothing before the run was over: what draws over a terminal waits elsewhere."""
+    status = Status(tmp_path)
+    status.say(**STATUS)
+    command = [*COMMAND, "status", str(tmp_path), "--watch"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as watch:
+        assert watch.stdout is not None
+        assert "round 7 of 40" in watch.stdout.readline()
+        status.say("running", round=8)
+        assert any("round 8 of 40" in line for line in watch.stdout)
+        status.say("finished", converged=True)
+        assert "finished: converged after 8 rounds" in watch.stdout.read()
+    assert watch.returncode == 0
 
 
 class Older(Transport):

@@ -45,7 +45,7 @@ from emfed.algorithms import memory, safeguards, spider, steps
 from emfed.algorithms.base import MOST_SHARE
 from emfed.algorithms.safeguards import Extras, Seen, number
 from emfed.compressors import ChosenDithering
-from emfed.core.errors import check_count, check_range
+from emfed.core.errors import SettingsError, check_count, check_range, check_type
 from emfed.core.messages import RequestKind
 from emfed.core.protocols import (
     ALONE,
@@ -172,6 +172,9 @@ class AutoEM(Algorithm):
         check_range("local_steps", check_count("local_steps", self.local_steps), 1, MOST_STEPS)
         if self.batch_size is not None:
             check_count("batch_size", self.batch_size)
+        if self.share is not None:
+            check_type("share", self.share, float, "0.1")
+            check_range("share", self.share, 0, np.inf, open_low=True, open_high=True)
 
     @property
     def broadcasts_steps(self) -> bool:
@@ -366,7 +369,8 @@ class AutoEM(Algorithm):
     @property
     def _boldness(self) -> float:
         """1 for many workers, less for few."""
-        assert self.share is not None
+        if self.share is None:  # as a server may leave it, and not only a caller
+            raise SettingsError("AutoEM is not resolved: its share is not known.")
         return min(1.0, 1 / (MANY_WORKERS * self.share))
 
     def read_upload(

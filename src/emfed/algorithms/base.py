@@ -138,7 +138,8 @@ class CompressedEM(Algorithm):
         return states, memory.replies(states, request, received)
 
     def _up(self) -> steps.Channel:
-        assert self.memory_rate is not None
+        if self.memory_rate is None:  # as a server may leave it, and not only a caller
+            raise SettingsError(f"{type(self).__name__} is not resolved: it has no memory_rate.")
         return steps.Channel(self.compressor, self.memory_rate, self.in_metric)
 
     def _down(self) -> steps.Channel | None:

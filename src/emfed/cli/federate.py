@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -336,7 +337,11 @@ WATCH_SECONDS = 1.0
 
 
 def _watch(view: Callable[[], dict[str, Any]], over: Callable[[dict[str, Any]], bool]) -> None:
-    """What the page shows, in a terminal, until Ctrl-C or the end."""
+    """What the page shows, in a terminal, until Ctrl-C or the end.
+
+    In a pipe or a file, which cannot be drawn over, it is shown once, and then each line that is
+    new.
+    """
     from rich.console import Console, Group
     from rich.live import Live
     from rich.table import Table
@@ -355,13 +360,23 @@ def _watch(view: Callable[[], dict[str, Any]], over: Callable[[dict[str, Any]], 
             parts.append(table)
         return Group(*parts)
 
-    with contextlib.suppress(KeyboardInterrupt), Live(console=Console()) as live:
-        while True:
-            state = view()
-            live.update(shown(state))
-            if over(state):
-                return
+    console, state = Console(), view()
+    last = state["line"]
+    drawn: contextlib.AbstractContextManager[Live | None] = contextlib.nullcontext()
+    if console.is_terminal:  # elsewhere `Live` says nothing before it ends
+        drawn = Live(shown(state), console=console, auto_refresh=False)
+    else:
+        console.print(shown(state))
+    with contextlib.suppress(KeyboardInterrupt), drawn as live:
+        while not over(state):
+            sys.stdout.flush()
             time.sleep(WATCH_SECONDS)
+            state = view()
+            if live is not None:
+                live.update(shown(state), refresh=True)
+            elif state["line"] != last:
+                last = state["line"]
+                typer.echo(last)
 
 
 def _tables(state: dict[str, Any]) -> list[tuple[str, list[str], list[list[Any]]]]:

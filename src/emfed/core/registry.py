@@ -27,6 +27,9 @@ from emfed.core.protocols import Model
 LONGEST_NAME = 80
 """Letters of a name; what is longer is no name, and errors repeat no more of it than this."""
 
+UNSUITED = TypeError, ValueError, LookupError, AttributeError, ArithmeticError
+"""What a function may raise that is given settings which are none of its own."""
+
 
 class Described(Protocol):
     """Whatever tells what was chosen."""
@@ -118,7 +121,7 @@ class Registry(Mapping[str, Callable[..., Made]], Generic[Made]):
             same = plain(made.describe()) == plain(description)
         except SettingsError:
             raise
-        except (TypeError, ValueError, LookupError, AttributeError, EmfedError) as error:
+        except (*UNSUITED, EmfedError) as error:
             raise SettingsError(
                 f"{what} cannot be made from these settings, perhaps of another release of emfed "
                 f"({type(error).__name__}: {str(error)[:200]})."
@@ -148,7 +151,7 @@ class Registry(Mapping[str, Callable[..., Made]], Generic[Made]):
             made = self[name](**self._read(dict(options)))
         except EmfedError:
             raise
-        except (TypeError, ValueError, LookupError, AttributeError) as error:
+        except UNSUITED as error:
             words = f"{type(error).__name__}: {str(error)[:200]}"
             raise SettingsError(f"{name} cannot be made from these options ({words}).") from None
         told = made.describe()

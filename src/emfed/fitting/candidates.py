@@ -153,6 +153,7 @@ class Candidates:
             return left.values
         view = View((place,))
         told: FloatArray = session.ask("values", view, left.statistics)[0]
+        self.dropped[place] = Dropped(left.statistics, told)
         return told
 
     def _follow(self, run: Run, record: RoundRecord) -> None:

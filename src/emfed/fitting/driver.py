@@ -193,6 +193,8 @@ class _Course:
     climb: Climb | None
     candidates: Candidates
     curve: Curve | None
+    told: FloatArray | None = None
+    """Log-likelihood and entropy of each candidate that is left, where there are several."""
 
 
 def _make_rounds(
@@ -233,7 +235,8 @@ def _make_rounds(
     else:
         stopped = _until(run, stop, hooks, watch, climb)
     course = _Course(run, view, begun, stop, stopped, tolerance, climb, candidates, curve)
-    return _settled_course(course, own, hooks, watch, remarks) if tolerance else course
+    course = _settled_course(course, own, hooks, watch, remarks) if tolerance else course
+    return _compared(course, hooks, watch) if len(parts) > 1 else course
 
 
 def _settled_course(
@@ -267,6 +270,29 @@ def _settled_course(
             "this model. Use algorithm='auto', a finer compressor, or a smaller step_size."
         )
     return replace(course, stopped=stopped)
+
+
+def _compared(course: _Course, hooks: Sequence[Callback], watch: Watch) -> _Course:
+    """Ask everyone how well the candidates fit; do without those who refuse that for good.
+
+    The others make rounds for a model of their own rows, as after anybody has left, and are asked
+    again. A run that was told to end makes one round, which binds its model to them.
+    """
+    run, stopped, dropped = course.run, course.stopped, course.candidates.dropped
+    while True:
+        try:
+            for place in tuple(dropped):  # it remembers what it is told
+                course.candidates.values(place)
+            return replace(course, stopped=stopped, told=run.ask("values"))
+        except ParticipationError:
+            if not len(run.session.refusing):
+                raise
+        with _carrying_result(run):
+            record = run.step()
+        for hook in hooks:
+            hook(record)
+        if stopped not in ("interrupted", "callback"):
+            stopped = _until(run, course.stop, hooks, watch, course.climb)
 
 
 def private_fit(settings: FitSettings, federation: Federation, watch: Watch = NOBODY) -> Fitted:
@@ -405,8 +431,13 @@ def start_at(
 ) -> FloatArray:
     """S_0; searched anew where somebody leaves or comes back in the midst of it."""
     while True:
-        with contextlib.suppress(MembersChanged):
+        try:
             return _start_at(settings, session, parts, view)
+        except MembersChanged:
+            continue
+        except ParticipationError:
+            if not session.part_with_refusers():
+                raise
 
 
 def _start_at(
@@ -502,15 +533,22 @@ def _until(
     run: Run, stop: Stop, hooks: Sequence[Callback], watch: Watch, climb: Climb | None
 ) -> str:
     """The rounds; an error carries what they had reached."""
-    try:
+    with _carrying_result(run):
         stopped = run.until(stop, hooks, watch.checkpoint, watch.checkpoint_every)
+    if stopped == "callback" and climb is not None and climb.settled:
+        stopped, run.confirmed = "nats", True  # EM's own steps are full passes
+    return stopped
+
+
+@contextlib.contextmanager
+def _carrying_result(run: Run) -> Iterator[None]:
+    """Within, an error carries what the run had reached."""
+    try:
+        yield
     except Exception as error:
         with contextlib.suppress(Exception):  # the parameters may be what cannot be computed
             setattr(error, "result", result_of(run, "error"))  # noqa: B010 (any exception)
         raise
-    if stopped == "callback" and climb is not None and climb.settled:
-        stopped, run.confirmed = "nats", True  # EM's own steps are full passes
-    return stopped
 
 
 def _finished(
@@ -565,18 +603,22 @@ def _at_the_end(ask: Callable[[], T], session: Session, remarks: list[str]) -> T
     """What is asked about a model that is there; None where too few answer, with a remark.
 
     A masked sum needs everybody: it waits as long as a round does, and not for who is out of the
-    run for good. Without masks, who does not answer is left out before.
+    run for good. Without masks, who does not answer is left out before. Who leaves while models
+    without some workers are fitted ends that; the model itself was there before.
     """
     began, patience = time.monotonic(), session.patience or 1
     for attempt in range(WAITS * patience):
         try:
             return ask()
+        except MembersChanged as error:  # in rounds of their own, such as those of validation
+            why = str(error)
+            break
         except ParticipationError as error:
             why = str(error)
-            if not session.masks:
+            if not (session.masks or len(session.refusing)):
                 raise
         late = attempt >= patience - 1 and time.monotonic() - began > WAIT_SECONDS
-        if late or len(session.federation.gone):
+        if late or len(session.refusing):
             break
     remarks.append(f"the model is whole, and this was not told about it: {why}")
     return None
@@ -597,7 +639,8 @@ def _chosen(
     """Make each candidate a result of its own; return them with the best one's log-likelihood."""
     assert settings.numbers is not None
     run, dropped = course.run, course.candidates.dropped
-    told, results, values = run.ask("values"), {}, {}
+    told = run.ask("values") if course.told is None else course.told
+    results, values = {}, {}
     kept = run.view.parts
     for j in course.view.parts or ():
         k = settings.numbers[j]

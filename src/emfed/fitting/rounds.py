@@ -473,7 +473,8 @@ class Run(Rounds):
         """The sum that a masked round tells, and who was heard of.
 
         While some are missing there is no sum: everyone is asked again, as often as ``patience``
-        says and for some minutes, and then those who are missing have left.
+        says and for some minutes, and then those who are missing have left. Who refused for good
+        has left at once.
         """
         patience, q = self.session.patience, len(self.state.memory)
         began = time.monotonic()
@@ -486,11 +487,13 @@ class Run(Rounds):
                 heard = np.setdiff1d(request.workers, self.federation.missed)
             else:
                 arrived = held(self.model, self.seed, request, arrived)
-            if len(heard) == len(request.workers) or self.federation.overtaken:
+            silent = np.setdiff1d(request.workers, heard)
+            if len(silent) == 0 or self.federation.overtaken:
                 return arrived, heard
+            if np.isin(silent, self.federation.gone).all():  # who refused for good never answers
+                return replace(Replies.empty(q), lost_memory=arrived.lost_memory), heard
         if patience is None:
-            silent = np.setdiff1d(request.workers, heard).tolist()
-            names = ", ".join(map(self.session.name_of, silent))
+            names = ", ".join(map(self.session.name_of, silent.tolist()))
             raise ParticipationError(
                 f"round {request.round}: a masked sum waits for {names}. The run can be resumed."
             )
@@ -672,16 +675,22 @@ class Run(Rounds):
         A tolerance of |H|^2 ends the run all the same, and `confirmed` says what it is worth. What
         little seems to be left to gain is confirmed by the algorithm in a few more rounds, or
         everyone is asked (`verify`): again only when a quarter more rounds were made, from the
-        best point seen if it can be sent.
+        best point seen if it can be sent. Where somebody refuses for good instead, the next round
+        goes on without it.
         """
         if stop.nats is not None and self.algorithm.sure(self.state):
             self.confirmed = True
             return "nats"
-        found = stop.reason(self)
-        if found == "tolerance":
-            self.confirmed = verify(self, stop.left).left <= LEFT_BY_WORD * stop.left
-        elif found == "nats" and not self._confirm(stop.left):
-            return replace(stop, nats=None, tolerance=None).reason(self)
+        found, others = stop.reason(self), replace(stop, nats=None, tolerance=None)
+        try:
+            if found == "tolerance":
+                self.confirmed = verify(self, stop.left).left <= LEFT_BY_WORD * stop.left
+            elif found == "nats" and not self._confirm(stop.left):
+                return others.reason(self)
+        except ParticipationError:
+            if not len(self.session.refusing):
+                raise
+            return others.reason(self)
         return found
 
     def settle(self) -> bool:

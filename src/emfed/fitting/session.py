@@ -290,6 +290,23 @@ class Session:
         after = now.note(asked, heard, lost, patience, gone)
         return self._changed(after.for_good() if self.masks else after)
 
+    @property
+    def refusing(self) -> IntArray:
+        """Who has refused for good and counts all the same: nobody knew it when it last counted."""
+        gone = self.federation.gone
+        return gone[self.attendance.here[gone]]
+
+    def part_with_refusers(self) -> bool:
+        """Go on at once without those who refused for good; True if there were any.
+
+        Nobody waits for them: what they were asked is to be asked anew, of the others.
+        """
+        refusing = self.refusing
+        if not len(refusing):
+            return False
+        after = self.attendance.without(refusing)
+        return self._changed(after.for_good() if self.masks else after)
+
     def _changed(self, after: Attendance) -> bool:
         before, self.attendance = self.attendance, after
         if np.array_equal(before.here, after.here):
@@ -325,7 +342,12 @@ class Session:
 
     def rebind(self) -> None:
         """Bind to who is here, under a phase number that nobody was told yet."""
-        self._bind()
+        try:
+            self._bind()
+        except ParticipationError:  # a masked sum, in which one more may refuse
+            if not self.part_with_refusers():
+                raise
+            return  # it has bound to those who are left
         self.phase = max(self.phase + 1, self.federation.last_phase)
         if self.prices is not None:
             self.prices.rebind(self.bound, self.phase)
@@ -414,6 +436,8 @@ class Session:
         told = self.federation.scores(question)
         sizes = np.nan_to_num(told[:, -1]).astype(np.int64)
         self._priced(question, self.federation.missed, sizes)
+        if self.part_with_refusers():
+            raise MembersChanged("who is here has changed since clusters were asked for.")
         told = told[self.attendance.here, :-1]
         if not np.isfinite(told).all():
             return None

@@ -74,6 +74,7 @@ def climb(
         theta = model.maximize(statistics)
         last = gain
         gain = float(model.surrogate(statistics, before) - model.surrogate(statistics, theta))
-        if series.left(gain, gain / last) < LEFT:
+        # Parameters that no rows have may lead to no number, and from there to none.
+        if np.isnan(gain) or series.left(gain, gain / last) < LEFT:
             break
     return statistics

@@ -308,16 +308,9 @@ class RemoteFederation(Federation):
             wanted = self.columns if columns is None else tuple(columns)
             # What workers could not build is refused here, and at once.
             of_columns(build_model(description), wanted)
-            before, run, least = self.members.keys, new_run(), self.minimum
-            least = max(least, SMALLEST_SET) if self.masks else least
-            self._roll.masks, self._roll.uniform = self.masks, self.uniform
-            self.members = self._roll.gather(run, description, wanted, least, model, rounded)
+            before = self.members.keys
+            self._meet(model, description, wanted, rounded)
             self._note_changes(before)
-            self._know_members()
-            if self._roll.privacy is not None:
-                self.members.effective = float(self.size)  # nothing was added up yet
-            elif self.masks:
-                self._add_up_opening(self.members)
             self.members.traffic = traffic.open(self.members.keys)
             self._keep_members()
         self.masks = self._roll.masks = bool(self.members.roster)
@@ -325,6 +318,31 @@ class RemoteFederation(Federation):
         if self._roll.privacy is not None:
             return Opening(self.members.counts, {}, self.members.columns, self.members.keys)
         return replace(self.members.opening, supports=self._supports)
+
+    def _meet(self, model: Model, description: Any, columns: Names, rounded: bool) -> None:
+        """Say hello to all, and hear what they tell together.
+
+        Who joins and then refuses its part of the sum is done without: the others open anew, under
+        another number, since they joined one another's roster.
+        """
+        least = max(self.minimum, SMALLEST_SET) if self.masks else self.minimum
+        wanted = None if columns is None else tuple(columns)
+        self._roll.masks, self._roll.uniform = self.masks, self.uniform
+        while True:
+            self.members = self._roll.gather(new_run(), description, wanted, least, model, rounded)
+            self._know_members()
+            if self._roll.privacy is not None:
+                self.members.effective = float(self.size)  # nothing was added up yet
+                return
+            if not self.masks:
+                return
+            try:
+                self._add_up_opening(self.members)
+            except ParticipationError:
+                if not self.dismissed.keys() & {*self.members.keys}:
+                    raise
+            else:
+                return
 
     def open_private(
         self, model: Model, columns: Names, privacy: Privacy, masks: bool | None = None

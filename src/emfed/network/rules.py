@@ -7,10 +7,9 @@ import json
 import os
 import re
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from math import prod
 from pathlib import Path
 from typing import Any, final
 
@@ -32,18 +31,28 @@ class Refusal(Exception):
 
 LARGEST_MODEL, PER_CELL = 1 << 22, 16
 """Numbers: 32 MB, or 16 times the data. A hello of 214 bytes (``times`` of 4e8) took 6.2 GB."""
+MOST_NUMBERS = 10**30
+"""More than any owner allows: products of counts are not worked out beyond, since thousands of
+counts would take seconds, and floats end at 1e308."""
 
 
 def counts_named(description: Any) -> int:
     """About how many numbers settings make necessary: counts multiply, what is listed adds up."""
     if isinstance(description, Mapping):
-        sized = (value for name, value in description.items() if name != "samples")
-        return prod(max(1, counts_named(value)) for value in sized)
+        return _product(v for name, v in description.items() if name != "samples")
     if isinstance(description, list | tuple):
         return sum(max(1, counts_named(value)) for value in description)
     if isinstance(description, str):  # a family in words, such as "categorical:5"
-        return prod(max(1, int(digits)) for digits in re.findall("[0-9]{1,18}", description))
-    return abs(description) if type(description) is int else 1
+        return _product(int(digits) for digits in re.findall("[0-9]{1,18}", description))
+    return min(abs(description), MOST_NUMBERS) if type(description) is int else 1
+
+
+def _product(counts: Iterable[Any]) -> int:
+    """The numbers that counts make necessary together, or `MOST_NUMBERS`."""
+    found = 1
+    for count in counts:
+        found = min(found * max(1, counts_named(count)), MOST_NUMBERS)
+    return found
 
 
 @final

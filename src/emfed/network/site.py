@@ -25,7 +25,7 @@ import numpy as np
 
 from emfed.algorithms import build_algorithm
 from emfed.algorithms.steps import energy_in, settled
-from emfed.core.errors import CheckpointError, DataError, SettingsError, WireError
+from emfed.core.errors import CheckpointError, DataError, EmfedError, SettingsError, WireError
 from emfed.core.privacy import Privacy, discrete_gaussian, epsilon_of, mu_squared_of, price_on
 from emfed.core.protocols import (
     WHOLE,
@@ -240,6 +240,16 @@ def _count(content: Mapping[str, Any], name: str) -> int:
     if type(number) is not int or number < 0:
         raise WireError(f"the settings of a phase give {name}, a count.")
     return number
+
+
+def _wanted(content: Mapping[str, Any]) -> tuple[str, ...] | None:
+    """The columns that a hello asks for, None if it leaves them to the site."""
+    columns = content.get("columns")
+    if columns is None:
+        return None
+    if not isinstance(columns, list) or not all(isinstance(name, str) for name in columns):
+        raise WireError("a hello names columns in a list.")
+    return tuple(columns)
 
 
 def _loss(content: Mapping[str, Any]) -> float:
@@ -457,9 +467,8 @@ class Site:
     def _hello(self, header: Header, body: bytes) -> tuple[Kind, bytes, str]:
         """Say who this is and describe the data, or say why not."""
         content = decode_text(body)
+        wanted = _wanted(content)
         model, masked = self._admitted(content), content.get("masks") is True
-        columns = content.get("columns")
-        wanted = None if columns is None else tuple(map(str, columns))
         settings, before = inflate(body), self._store(header.run).joined()
         privacy = texts.privacy_of(content)
         covered = privacy is not None and self._covered(header.run, privacy)
@@ -1117,8 +1126,11 @@ def _failed(error: Exception, directory: Path) -> Refusal:
     if isinstance(error, CheckpointError) and not disk:
         logger.error("%s Without %s the site is one that lost its disk.", error, directory)
         return Refusal(Reason.FAILED, "a file of its memory is damaged; its log says which")
-    told = error if disk else ""
-    logger.error("a message could not be answered: %s", told, exc_info=None if disk else error)
+    if isinstance(error, EmfedError) and not disk:  # as at parameters where an E-step gives none
+        logger.error("%s", error)
+    else:
+        told = error if disk else ""
+        logger.error("a message could not be answered: %s", told, exc_info=None if disk else error)
     return Refusal(Reason.FAILED, "it could not be worked out here; its log says more")
 
 

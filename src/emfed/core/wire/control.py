@@ -12,6 +12,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,10 @@ LARGEST_TEXT = 1 << 24
 LARGEST_REASON = 500
 """Bytes of a text, unpacked, and of the words of a refusal: what hostile bytes can make a receiver
 hold is bounded."""
+MOST_VALUES, DEEPEST = 1 << 17, 32
+"""Values in a text, about, and how often lists and objects stand in each other. Four bytes of text
+may be a hundred of memory; a list of a million cells is one string, and descriptions of models are
+six deep."""
 NEWS = (Kind.CONSTANTS, Kind.SETTINGS, Kind.ROSTER)
 LARGEST_BUNDLE = len(NEWS)
 """What goes before another message in a bundle, framed: and so what ends it is not."""
@@ -106,14 +111,49 @@ def decode_text(body: bytes) -> dict[str, Any]:
 
 
 def read_json(text: str) -> dict[str, Any]:
-    """A JSON object, bounded in depth; raises `WireError` for anything else."""
+    """A JSON object, bounded in depth and values; raises `WireError` for anything else.
+
+    Its numbers are finite, and whole ones have 64 bits: what comes out can be sent on, compared and
+    computed with. (Python would read NaN, 1e999 and a number of a thousand digits.)
+    """
+    if sum(map(text.count, ",:[{")) > MOST_VALUES:
+        raise WireError(f"settings hold at most {MOST_VALUES} values.")
     try:
-        content = json.loads(text)
+        content = json.loads(text, parse_int=_whole, parse_float=_finite, parse_constant=_finite)
     except (ValueError, RecursionError) as error:
         raise WireError(f"settings that are not JSON ({type(error).__name__}).") from None
     if not isinstance(content, dict):
         raise WireError("settings must be a JSON object.")
+    if _is_deeper(content, DEEPEST):
+        raise WireError(f"settings hold at most {DEEPEST} lists and objects in each other.")
     return content
+
+
+def _whole(digits: str) -> int:
+    number = int(digits)
+    if not -(1 << 63) <= number < 1 << 64:
+        raise ValueError("a number of more than 64 bits.")
+    return number
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    if not isfinite(number):
+        raise ValueError("a number that is not finite.")
+    return number
+
+
+def _is_deeper(content: Any, depth: int) -> bool:
+    """Whether lists and objects stand in each other more often than that; without recursion."""
+    level = [content]
+    for _ in range(depth):
+        level = [
+            value
+            for each in level
+            if isinstance(each, dict | list)
+            for value in (each.values() if isinstance(each, dict) else each)
+        ]
+    return any(isinstance(each, dict | list) for each in level)
 
 
 def _framed(part: bytes) -> bytes:

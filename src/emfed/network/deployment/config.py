@@ -12,6 +12,7 @@ from emfed.core.errors import SettingsError, check_count, check_range
 from emfed.core.privacy import Privacy
 from emfed.fitting.settings import FitSettings
 from emfed.fitting.words import read_words
+from emfed.network.masking import SMALLEST_SET
 
 
 @final
@@ -22,7 +23,8 @@ class SiteSettings:
     expected: int = 1
     """The run begins when so many are there, or after ``wait`` seconds with ``minimum``."""
     minimum: int | None = None
-    """Answers that a round needs; half of those expected if left out."""
+    """Answers that a round needs; half of those expected if left out. A masked sum needs three
+    sites at least, whatever is said here (`Config.fewest`)."""
     deadline: float = 120.0
     """Seconds in which a message is answered or counts as lost."""
     attempts: int = 5
@@ -50,7 +52,7 @@ class SiteSettings:
 
     @property
     def fewest(self) -> int:
-        """Answers that a round needs."""
+        """Answers that a round needs, by these settings alone."""
         return (self.expected + 1) // 2 if self.minimum is None else self.minimum
 
 
@@ -115,6 +117,17 @@ class Config:
     """The tables that must not change while a run goes on."""
     more: bool = False
     """Whether another run follows on the same server, so that sites stay."""
+
+    def masked(self, secure: bool = True) -> bool:
+        """Whether sites tell sums alone; ``secure``: they are known by keys."""
+        if self.settings.masks is not None:
+            return self.settings.masks
+        return secure and self.sites.expected >= SMALLEST_SET
+
+    def fewest(self, secure: bool = True) -> int:
+        """How many sites the run cannot do without: a masked sum has three or more."""
+        least = SMALLEST_SET if self.masked(secure) else 1
+        return max(self.sites.fewest, least)
 
     def place(self, name: str) -> Path:
         """A folder of the server's, by its key."""

@@ -72,9 +72,11 @@ def look_at_server(path: Path) -> Iterator[Finding]:
     except EmfedError as error:
         yield Finding(False, f"certificate: {error}", "`emfed keys server --host NAME`")
     good, bad = read_site_keys(keys)
-    enough = len(good) >= config.sites.fewest
+    fewest = config.fewest()
+    enough = len(good) >= fewest
     mend = "`emfed keys add NAME.pub` for each site, or mend the files in keys/sites"
-    words = f"keys: {len(good)} sites may join, {config.sites.fewest} must"
+    words = f"keys: {len(good)} sites may join, {fewest} must"
+    words += " (fewer have no masked sum)" if config.masked() and not enough else ""
     words += "".join(f"; {name}.pub holds no key" for name in bad)
     yield Finding(enough and not bad, words, mend)
     with alone(folder / LOCK) if folder.exists() else alone(path) as idle:

@@ -28,7 +28,6 @@ from emfed.network.deployment.config import Config
 from emfed.network.deployment.orders import Door, StandingOrders
 from emfed.network.deployment.site import MODEL
 from emfed.network.deployment.status import LATE_SECONDS, Noted, Status
-from emfed.network.masking import SMALLEST_SET
 from emfed.network.membership import Members
 from emfed.network.site import mark
 
@@ -191,11 +190,9 @@ def _fit(transport: Noted, config: Config, status: Status, orders: StandingOrder
     began = time.monotonic()
     transport.wait_until = began + sites.wait
     _gather(transport, config, shown, began)
-    settings = config.settings
-    if settings.masks is None:  # who is late is waited for, and not done without
-        many = sites.expected >= SMALLEST_SET
-        settings = settings.but(masks=transport.between_machines and many)
-    shown.masked = bool(settings.masks)
+    # Who is late is waited for, and not done without: so masks do not depend on who is here.
+    shown.masked = config.masked(transport.between_machines)
+    settings = config.settings.but(masks=shown.masked)
     pause, hopeless = ASK_SECONDS, None
     while True:
         shown.limit = orders.read().rounds or config.settings.rounds or ROUNDS
@@ -215,13 +212,13 @@ def _fit(transport: Noted, config: Config, status: Status, orders: StandingOrder
         except _MoreRounds:
             continue  # the orders' change is in the log
         except ParticipationError as error:
-            now, least = time.monotonic(), max(sites.fewest, SMALLEST_SET * bool(settings.masks))
+            now = time.monotonic()
             if orders.read().finish:
                 if error.reached is not None:
                     return error.reached
                 if not _opened(folder):
                     raise
-            few = _too_few(transport, config, error.refused, least)
+            few = _too_few(transport, config, error.refused)
             hopeless = max(hopeless or now, shown.began) if few else None
             patience = [(shown.began, sites.give_up)]
             patience += [(hopeless, sites.give_up_refused)] if hopeless is not None else []
@@ -239,12 +236,19 @@ def _fit(transport: Noted, config: Config, status: Status, orders: StandingOrder
                 _gather(transport, config, shown, began)
 
 
-def _too_few(transport: Noted, config: Config, refused: Mapping[str, str], least: int) -> str:
+def _too_few(transport: Noted, config: Config, refused: Mapping[str, str]) -> str:
     """Say so where those who have not refused cannot be enough, even if all of them come."""
     many = max(config.sites.expected, len({*transport.workers(), *refused}))
-    if many - len(refused) >= least:
+    least = config.fewest(transport.between_machines)
+    if many - len(refused) < least:
+        return f"{len(refused)} of {many} sites refuse, and the run needs {least}."
+    stages = len(_stages(config.place("folder")))
+    if config.settings.epsilon is None or not stages:
         return ""
-    return f"{len(refused)} of {many} sites refuse, and the run needs {least}."
+    # Every site adds its share of the noise: without one there is less of it than was promised.
+    lost = sorted(refused.keys() & {*_members(config, stages).keys})
+    names = ", ".join(lost)
+    return f"{names} refused, and a private run needs all who joined it." if lost else ""
 
 
 def _given_up(error: ParticipationError, few: str) -> ParticipationError:
@@ -335,7 +339,7 @@ class _Shown:
     def sites(self) -> dict[str, Any]:
         """Who is in, with rows, last contact and refusals in words."""
         transport, rows = self._transport, dict[str, int | None]()
-        stages = sorted((self._folder / "fit").glob("stage-*/members"))
+        stages = _stages(self._folder)
         with contextlib.suppress(CheckpointError, OSError, IndexError):
             members = Members.load(stages[-1])
             counts = members.counts.tolist()
@@ -383,16 +387,22 @@ class _Shown:
 
 def _opened(folder: Path) -> bool:
     """Whether a run knows its sites already."""
-    return any((folder / "fit").glob("stage-*/members"))
+    return bool(_stages(folder))
+
+
+def _stages(folder: Path) -> list[Path]:
+    """Who is in each stage so far, as files."""
+    return sorted((folder / "fit").glob("stage-*/members"))
 
 
 def _gather(transport: Noted, config: Config, shown: _Shown, began: float) -> None:
     """Wait until those expected are there, or long enough and there are enough."""
     sites, folder = config.sites, config.place("folder")
+    fewest = config.fewest(transport.between_machines)
     while True:
         here, orders = transport.workers(), shown.orders.read()
         out = orders.expelled.keys() & transport.everybody()
-        expected = max(sites.fewest, sites.expected - len(out))
+        expected = max(fewest, sites.expected - len(out))
         why = f"{len(here)} of {expected} sites are here"
         if len(here) < expected and (away := transport.away()):
             why += f"; not here: {away}"
@@ -400,8 +410,8 @@ def _gather(transport: Noted, config: Config, shown: _Shown, began: float) -> No
         pause = f", paused {shown.pause}" if orders.paused else ""
         shown.status.say(state, online=here, why=why + pause, **shown.sites())
         waited = time.monotonic() - began
-        enough = len(here) >= expected or (waited > sites.wait and len(here) >= sites.fewest)
-        if _opened(folder) and (len(here) >= sites.fewest or orders.finish):
+        enough = len(here) >= expected or (waited > sites.wait and len(here) >= fewest)
+        if _opened(folder) and (len(here) >= fewest or orders.finish):
             enough = True
         if orders.finish and not _opened(folder):
             raise ParticipationError("the operator ended the run before its first round.")
@@ -409,7 +419,7 @@ def _gather(transport: Noted, config: Config, shown: _Shown, began: float) -> No
             return
         if waited > sites.give_up and not orders.paused:
             raise ParticipationError(
-                f"after {waited:.0f} s {len(here)} sites are here; {sites.fewest} are needed. "
+                f"after {waited:.0f} s {len(here)} sites are here; {fewest} are needed. "
                 "`emfed serve`, started again, goes on."
             )
         time.sleep(LOOK_SECONDS)
