@@ -6,8 +6,8 @@ processes may share the work: the I-th of N has every N-th table and a file of i
 FILE, and the command without ``--part`` reads all of them. The fit is `impute` with
 nothing given, on exact messages. Counted is how often bounds at 50, 80, 90 and 95% hold the true
 mean of cells without a record, of sites (added over times) and of times (added over sites); and of
-times that lie ahead of all records, which a fit with smoothing is carried on to: smoothing is chosen
-with the rest of the structure, and set to 10 where none was chosen.
+times that lie ahead of all records, which a fit with smoothing is carried on to: smoothing is
+chosen with the rest of the structure, and set to 10 where none was chosen.
 """
 
 from __future__ import annotations
