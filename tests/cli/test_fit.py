@@ -174,6 +174,40 @@ def test_predictions_come_out_beside_the_rows(emfed_shell: Shell) -> None:
     assert pl.read_csv(io.StringIO(turned)).equals(told)
 
 
+@pytest.mark.parametrize(
+    ("cell", "words"),
+    [
+        ("", "line 3: column 'b' is empty, and the model was fitted without missing values"),
+        ("n/a", "line 3: column 'b' is empty"),
+        ("low", "column 'b' holds 'low' in line 3, which is no number: the model was fitted to"),
+    ],
+)
+def test_cells_that_a_model_cannot_take_are_told_without_options_of_another_command(
+    cell: str, words: str, emfed_shell: Shell
+) -> None:
+    table = "a,b\n" + "".join(f"{k % 7},{k % 5}\n" for k in range(40))
+    assert emfed_shell("fit", emfed_shell.write("good.csv", table), "-q")[0] == 0
+    bad = emfed_shell.write("bad.csv", f"a,b\n1,2\n3,{cell}\n4,5\n")
+    code, _, err = emfed_shell("predict", "model.emfed", bad)
+    assert code == 1
+    assert words in err
+    assert "--columns" not in err
+    assert "--types" not in err
+
+
+def test_one_word_among_numbers_is_taken_for_a_slip_and_not_for_categories(
+    emfed_shell: Shell,
+) -> None:
+    rows = [f"{k % 7},{k % 5}" for k in range(40)]
+    slip = emfed_shell.write("slip.csv", "\n".join(["a,b", *rows, "3,unknown"]) + "\n")
+    code, _, err = emfed_shell("fit", slip)
+    assert code == 1
+    assert "leave it empty and say --missing" in err
+    assert "categorical" not in err
+    words = emfed_shell.write("words.csv", "a,b\n1,low\n2,high\n3,low\n")
+    assert "--types b=categorical" in emfed_shell("fit", words)[2]
+
+
 def test_predictions_in_a_file_are_told_of_unless_quiet(emfed_shell: Shell) -> None:
     assert emfed_shell("fit", "wards.csv", *NUMBERS, "-q")[0] == 0
     into = ("predict", "model.emfed", "wards.csv", "-o", "p.csv")

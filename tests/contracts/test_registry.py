@@ -77,4 +77,5 @@ def test_compressed_federation_reaches_the_pooled_optimum(name: str) -> None:
     assert got.log_likelihood(rows) == pytest.approx(pooled.log_likelihood(rows), abs=1e-6)
     before = plain_fit(entry.make(), [rows], rounds=0, **common)
     if before.model.closed_form() is None:  # else the opening exchange settled it already
-        assert got.log_likelihood(rows) > before.log_likelihood(rows)
+        # Two rounds may have led to the last digit of the optimum: which, differs by processor.
+        assert got.log_likelihood(rows) > before.log_likelihood(rows) - 1e-12

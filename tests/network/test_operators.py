@@ -242,6 +242,8 @@ def test_a_run_is_paused_extended_and_finished_by_the_operator(tmp_path: Path) -
     assert any(status["state"] == "paused" for status in run.said)
     assert summary["rounds"] == 30
     assert run.said[-1]["state"] == "finished"
+    assert "finished: ended by the operator, round 30" in status_line(run.said[-1])
+    assert {s["why"] for s in run.said if s["state"] == "running" and "round" in s} == {""}
 
 
 def test_who_is_expelled_before_the_first_round_is_not_waited_for(tmp_path: Path) -> None:
@@ -596,9 +598,10 @@ def test_an_order_that_changes_nothing_says_so(
 ) -> None:
     said = Status(tmp_path)
     said.say("running", sites={"oslo": {}})
-    with pytest.raises(SystemExit, match="0"):
+    with pytest.raises(SystemExit, match="2"):
         main(["control", "expel", str(tmp_path), "bergen"])
     assert "no site 'bergen' was here; known are oslo" in capsys.readouterr().err
+    assert not read_orders(tmp_path).expelled, "a slip of the pen is no order"
     said.say("finished")
     with pytest.raises(SystemExit, match="0"):
         main(["control", "pause", str(tmp_path)])
@@ -945,14 +948,18 @@ def test_a_watch_that_goes_into_a_pipe_shows_the_run_at_once_and_then_what_is_ne
     status = Status(tmp_path)
     status.say(**STATUS)
     command = [*COMMAND, "status", str(tmp_path), "--watch"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as watch:
+    with (
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as watch,
+        contextlib.ExitStack() as ended,
+    ):
+        ended.callback(watch.kill)  # what fails here must not wait for a run without an end
         assert watch.stdout is not None
         assert "round 7 of 40" in watch.stdout.readline()
         status.say("running", round=8)
         assert any("round 8 of 40" in line for line in watch.stdout)
         status.say("finished", converged=True)
         assert "finished: converged after 8 rounds" in watch.stdout.read()
-    assert watch.returncode == 0
+        assert watch.wait() == 0
 
 
 class Older(Transport):

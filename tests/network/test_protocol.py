@@ -588,6 +588,22 @@ def test_too_few_members_are_told_why(tmp_path: Path) -> None:
         fit(federation)
 
 
+def test_what_is_wrong_with_its_rows_is_told_to_the_owner_once_and_to_nobody_else(
+    tmp_path: Path,
+) -> None:
+    rows = np.ones((9, 2))
+    rows[4, 1] = np.nan
+    site = Site(rows, tmp_path / "site", rules=OPEN, journal=tmp_path / "messages.jsonl")
+    for _ in range(2):
+        with pytest.raises(emfed.ParticipationError) as told:
+            fit(RemoteFederation(LocalTransport({"s0": site}), minimum=1, attempts=1))
+        assert "row 4" not in str(told.value)
+    entries = map(json.loads, (tmp_path / "messages.jsonl").read_text().splitlines())
+    (words,) = [entry["content"] for entry in entries if entry["kind"] == "warning"]
+    assert words.startswith("row 4, column 1 is nan")
+    assert "`missing = true` in the server's [model]" in words
+
+
 @pytest.mark.parametrize(
     "bad", [{"deadline": 0}, {"minimum": 0}, {"attempts": 0}, {"deadline": float("nan")}]
 )

@@ -13,7 +13,7 @@ from emfed.cli.help import Options
 from emfed.cli.tables import PIPE, check_output, form_of, read_cells, write_table
 from emfed.core.errors import DataError, SettingsError
 from emfed.core.protocols import AssignsRows, FillsRows, FloatArray
-from emfed.data.files import numbers, text_of
+from emfed.data.files import FIRST_LINE, NotNumbers, numbers, text_of
 from emfed.fitting.driver import threads_of
 from emfed.models.markov import HiddenMarkov
 
@@ -138,7 +138,20 @@ def _read(result: Result, options: Options) -> tuple[Any, FloatArray]:
     width = result.card["data"]["columns"]
     if result.columns is None and width != len(frame.columns):
         raise DataError(f"{where} has {len(frame.columns)} columns; the model knows {width}.")
-    return frame, numbers(frame, _columns_of(result, frame), where, known, form)
+    names = _columns_of(result, frame)
+    try:
+        rows = numbers(frame, names, where, known, form)
+    except NotNumbers as error:
+        raise DataError(
+            f"{where}: {error.reason}: the model was fitted to numbers there."
+        ) from None
+    if not result.model.allows_missing and len(holes := np.argwhere(np.isnan(rows))):
+        row, column = map(int, holes[0])
+        raise DataError(
+            f"{where}, line {row + FIRST_LINE}: column {names[column]!r} is empty, and the model "
+            "was fitted without missing values: leave such rows out, or fit it with --missing."
+        )
+    return frame, rows
 
 
 def _beside(frame: Any, told: dict[str, Any]) -> dict[str, Any]:

@@ -80,12 +80,16 @@ def expel(
     why: Annotated[str, option("Words for the log and for people.")] = "",
 ) -> None:
     """Take a site out: from the next round on its rows do not count."""
+    from emfed.core.errors import SettingsError
     from emfed.network.addresses import printable
     from emfed.network.deployment.status import read_status
 
     known = read_status(folder_of(where)).get("sites")
     if known and site not in known:
-        typer.echo(f"emfed: no site {site!r} was here; known are {', '.join(known)}", err=True)
+        raise SettingsError(
+            f"no site {site!r} was here; known are {', '.join(known)}. `emfed keys remove` keeps "
+            "out one that never came."
+        )
     words = printable(f"expelled by the operator{': ' * bool(why)}{why}")
     _order(where, f"{site} is out", expel={site: words})
 

@@ -366,7 +366,7 @@ def _watch(view: Callable[[], dict[str, Any]], over: Callable[[dict[str, Any]], 
     if console.is_terminal:  # elsewhere `Live` says nothing before it ends
         drawn = Live(shown(state), console=console, auto_refresh=False)
     else:
-        console.print(shown(state))
+        console.print(shown(state), soft_wrap=True)  # who reads on wants whole lines
     with contextlib.suppress(KeyboardInterrupt), drawn as live:
         while not over(state):
             sys.stdout.flush()

@@ -37,7 +37,7 @@ from emfed.data.sources import (
 MOST_RANGES = 4
 """Places of one file that a worker's rows may be spread over, on average."""
 ENDINGS = ("csv", "tsv", "xlsx", "parquet")
-MISSING = ("", "NA", "N/A", "NaN", "nan", "null", "NULL", "None")
+MISSING = ("", "NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "null", "NULL", "None")
 """What CSV files write for no value."""
 FIRST_LINE = 2
 """The line of the first row: the header is line 1."""
@@ -277,6 +277,9 @@ def _check_header(names: Sequence[str], where: str) -> None:
         )
 
 
+_FEW = 0.05
+"""Cells that are no numbers, for each one that is, up to which a column is taken for one of numbers
+with slips of the pen."""
 _NUMBER = re.compile(r"[+-]?(\d+[.,]?\d*|[.,]\d+)([eE][+-]?\d+)?")
 _DATE = re.compile(r"\d{1,4}([-/.])\d{1,2}\1\d{1,4}|\b(Date|Datetime|Duration|Time)\b")
 
@@ -338,8 +341,9 @@ def _column(series: Any, where: str, form: TextForm) -> FloatArray:
     if bad.any():
         row = int(bad.arg_max() or 0)
         place, cell = f"line {row + FIRST_LINE}", str(text[row])
+        rare = int(bad.sum()) <= _FEW * int(values.is_not_null().sum())
         raise _marked(series.name, cell, place, where, form) or NotNumbers(
-            series.name, f"{cell[:40]!r} in {place}", where
+            series.name, f"{cell[:40]!r} in {place}", where, rare
         )
     return values.fill_null(float("nan")).to_numpy()
 
@@ -369,14 +373,19 @@ def _marked(name: str, cell: str, place: str, where: str, form: TextForm) -> Dat
 class NotNumbers(DataError):
     """A column that holds something else."""
 
-    def __init__(self, name: str, what: str, where: str) -> None:
+    def __init__(self, name: str, what: str, where: str, rare: bool = False) -> None:
+        """``rare``: nearly all of its cells hold numbers."""
         self.reason = f"column {name!r} holds {what}, which is no number"
-        advice = (
-            "Turn it into a number, such as days since a date, or choose others with --columns"
-            if _DATE.search(what)
-            else "Choose others with --columns, name it as the workers' with --groups, or say "
-            f"--types {name}=categorical"
-        )
+        if _DATE.search(what):
+            advice = (
+                "Turn it into a number, such as days since a date, or choose others with --columns"
+            )
+        elif rare:
+            advice = "Nearly all of its cells are numbers: write this one as a number, or leave it "
+            advice += "empty and say --missing if its value is not known"
+        else:
+            advice = "Choose others with --columns, name it as the workers' with --groups, or say "
+            advice += f"--types {name}=categorical"
         super().__init__(f"{where}: {self.reason}. {advice}.")
 
 

@@ -381,8 +381,10 @@ class Site:
             logger.error("%s", error)
             refusal = Refusal(Reason.REFUSED, str(error))
         except DataError as error:
-            logger.error("%s", error)
-            # The error may name a value; rows of a stream may be better the next time.
+            # The error may name a value, so it is for the owner alone; rows of a stream may be
+            # better the next time.
+            if (words := _for_owner(error)) not in self.warnings:
+                self._warn(header.run, words)
             text = "its data cannot be used by this model; its log says why"
             refusal = Refusal(Reason.REFUSED if header.kind is Kind.HELLO else Reason.FAILED, text)
         except Exception as error:
@@ -1114,6 +1116,12 @@ class Site:
         if again and len(replies.workers):
             return state, replies
         return State(rows, request.round, request.statistics, state.phase), replies
+
+
+def _for_owner(error: DataError) -> str:
+    """What is wrong with the rows, to somebody who has a file and no Python."""
+    words = str(error).removeprefix("worker 'site': ")
+    return words.replace("missing=True", "`missing = true` in the server's [model]")
 
 
 def _failed(error: Exception, directory: Path) -> Refusal:

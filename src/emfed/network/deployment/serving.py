@@ -227,7 +227,9 @@ def _fit(transport: Noted, config: Config, status: Status, orders: StandingOrder
                 raise _given_up(error, few) from None
             logger.warning("%s", error)
             why = (
-                f"{error} {few} The run ends in {left:.0f} s unless that changes." if few else error
+                f"{_sentence(error)} {few} The run ends in {left:.0f} s unless that changes."
+                if few
+                else error
             )
             status.say("waiting", why=str(why), **shown.sites())
             time.sleep(min(pause, sites.deadline, left + LOOK_SECONDS))
@@ -251,11 +253,17 @@ def _too_few(transport: Noted, config: Config, refused: Mapping[str, str]) -> st
     return f"{names} refused, and a private run needs all who joined it." if lost else ""
 
 
+def _sentence(error: ParticipationError) -> str:
+    """What it says, with a full stop: words of a site may come last, and have none."""
+    return f"{str(error).rstrip('.')}."
+
+
 def _given_up(error: ParticipationError, few: str) -> ParticipationError:
     """What is said at the end of a run that waited in vain."""
     change = "Change run.toml or ask the sites' owners: " if few else ""
     ended = ParticipationError(
-        f"{error} {few + ' ' if few else ''}{change}`emfed serve`, started again, goes on."
+        f"{_sentence(error)} {few + ' ' if few else ''}{change}`emfed serve`, started again, goes "
+        "on."
     )
     ended.refused = error.refused
     return ended
@@ -292,6 +300,7 @@ class _Shown:
         status = self.status
         status.say(
             "running",
+            why="",
             round=record.round,
             squared_H=record.squared_H,
             gain=record.gain,
@@ -324,8 +333,10 @@ class _Shown:
         names = [f"{name} ({said[name]})" if name in said else name for name in silent]
         why = f"no answer from {', '.join(names)}" + f" for {minutes} min" * bool(minutes)
         if self.masked and waited > LATE_SECONDS:  # a lost disk heals sooner
-            why += "; without it there is no sum, so the run waits some minutes (`emfed control "
-            why += "expel` goes on at once)"
+            why += "; without it there is no sum, so the run waits some minutes"
+            others = set(self._transport.workers()) - set(silent)
+            if len(others) >= self._config.fewest(self._transport.between_machines):
+                why += " (`emfed control expel` goes on at once)"
         if self._told != why:
             self._told = why
             logger.warning("%s", why)

@@ -54,6 +54,8 @@ def _line(status: Mapping[str, Any]) -> str:
     size = "" if squared is None else f", |H|² {squared:.2e}"
     ended = "finished, but not well" if status.get("doubts") else "finished"
     head = f"{ended}: " if state == "finished" else ""
+    if state == "finished" and status.get("stopped") == "callback":
+        head += "ended by the operator, "
     asked = status.get("asked")  # not known just after a resumption
     answers = f"{status.get('answered', 0)} of {asked} sites answered, " if asked else ""
     where = f"round {status.get('round', 0)} of {status.get('rounds', '?')}"
