@@ -208,6 +208,25 @@ def test_one_word_among_numbers_is_taken_for_a_slip_and_not_for_categories(
     assert "--types b=categorical" in emfed_shell("fit", words)[2]
 
 
+def test_a_warning_is_one_line_without_code(emfed_shell: Shell) -> None:
+    emfed_shell.write("flat.csv", "a,b\n" + "".join(f"{k % 7},1\n" for k in range(40)))
+    _, told = emfed_shell.process("fit", "flat.csv", "-q").communicate(timeout=60)
+    errors = told.decode()
+    lines = [line for line in errors.splitlines() if "one single value" in line]
+    assert [line[:14] for line in lines] == ["emfed: column "]
+    assert ".py" not in errors
+
+
+def test_the_summary_tells_what_the_curve_of_the_report_took(emfed_shell: Shell) -> None:
+    fitted = ("fit", "wards.csv", "-g", "hospital", *NUMBERS, "--json")
+    told = json.loads(emfed_shell(*fitted)[1])
+    kept = emfed.load(emfed_shell.folder / "model.emfed").workers()
+    all_bytes = sum(kept["bytes_up"]) + sum(kept["bytes_down"])
+    assert told["bytes_up"] + told["bytes_down"] + told["curve_bytes"] == all_bytes
+    assert told["curve_bytes"] > 0
+    assert json.loads(emfed_shell(*fitted, "--no-curve")[1])["curve_bytes"] == 0
+
+
 def test_predictions_in_a_file_are_told_of_unless_quiet(emfed_shell: Shell) -> None:
     assert emfed_shell("fit", "wards.csv", *NUMBERS, "-q")[0] == 0
     into = ("predict", "model.emfed", "wards.csv", "-o", "p.csv")

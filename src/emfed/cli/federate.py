@@ -379,6 +379,13 @@ def _watch(view: Callable[[], dict[str, Any]], over: Callable[[dict[str, Any]], 
                 typer.echo(last)
 
 
+def _short(value: Any) -> str:
+    """Parameters with four digits each: more cannot be read while they change."""
+    if isinstance(value, list):
+        return f"[{', '.join(map(_short, value))}]"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
 def _tables(state: dict[str, Any]) -> list[tuple[str, list[str], list[list[Any]]]]:
     """Titles, columns and rows of what the page shows as tables."""
 
@@ -404,7 +411,8 @@ def _tables(state: dict[str, Any]) -> list[tuple[str, list[str], list[list[Any]]
     messages = [
         [m["time"], m["kind"], m["bytes"], m["content"]] for m in state.get("messages") or []
     ]
-    numbers = [[name, str(value)[:160]] for name, value in (state.get("components") or {}).items()]
+    components = (state.get("components") or {}).items()
+    numbers = [[name, _short(value)[:160]] for name, value in components]
     rules = [[name, value] for name, value in (state.get("rules") or {}).items()]
     found = [
         ("sites", ["site", "is", "rows", "last answer", "took", "refusal"], sites),

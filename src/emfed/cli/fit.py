@@ -250,6 +250,11 @@ def summarise(
         "privacy": None if result.privacy is None else dict(result.privacy),
         "bytes_up": result.bytes_up,
         "bytes_down": result.bytes_down,
+        "curve_bytes": sum(
+            result.ledger.summary()["monitor"][way][part]
+            for way in ("up", "down")
+            for part in ("payload", "envelope")
+        ),
         "raw_bytes": result.raw_bytes,
         "bytes_up_per_worker": result.bytes_up / workers,
         "bytes_down_per_worker": result.bytes_down / workers,
@@ -283,6 +288,8 @@ def _print(summary: dict[str, Any]) -> None:
         ("sent to a worker", size(summary["bytes_down_per_worker"])),
         ("sent in all", _beside_raw(summary)),
     )
+    if summary["curve_bytes"]:
+        ended += (("more for the report's curve", size(summary["curve_bytes"])),)
     if private:  # nothing was asked that the budget does not hold, convergence neither
         ended = (("epsilon, delta", f"{private['epsilon']:.4g}, {private['delta']:g}"),)
     for name, value in (

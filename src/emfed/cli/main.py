@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import warnings
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
@@ -422,6 +423,7 @@ add_commands(app)
 app.add_typer(keys_app, name="keys", rich_help_panel=BETWEEN)
 app.add_typer(owner_app, name="owner", rich_help_panel=BETWEEN)
 app.add_typer(control_app, name="control", rich_help_panel=BETWEEN)
+_python_warning = warnings.formatwarning
 _UsageError: Any = typer.BadParameter.__base__  # of click, which typer may carry under its own name
 
 
@@ -433,6 +435,7 @@ def main(arguments: list[str] | None = None) -> None:
     given = sys.argv[1:] if arguments is None else arguments
     words = (w for before, w in pairwise(["", *given]) if before != "--import" and w[:1] != "-")
     own = next(words, "") != "serve"
+    warnings.formatwarning = _plain_warning
     try:
         code = app(arguments, prog_name="emfed", standalone_mode=False)
     except _UsageError as error:
@@ -449,6 +452,15 @@ def main(arguments: list[str] | None = None) -> None:
     except (KeyboardInterrupt, typer.Abort):
         _fail("interrupted", EXIT_INTERRUPTED)
     sys.exit(code if isinstance(code, int) else EXIT_OK)
+
+
+def _plain_warning(message: Any, category: type[Warning], *where: Any, **more: Any) -> str:
+    """A warning of ours in one line, without the place in the code; others as Python has them."""
+    from emfed.core.errors import EmfedWarning
+
+    if issubclass(category, EmfedWarning):
+        return f"emfed: {spoken(' '.join(str(message).split()))}\n"
+    return _python_warning(message, category, *where, **more)
 
 
 def _complain_of_usage(error: Any) -> NoReturn:

@@ -87,7 +87,10 @@ function show(state) {
   const left = [];
   if (typeof state.gain === "number") left.push(`A round gains ${short(state.gain)} nats per row.`);
   if (typeof state.left === "number") left.push(`About ${short(state.left)} are left to gain.`);
-  if (typeof state.rounds_left === "number") left.push(`About ${Math.ceil(state.rounds_left)} rounds are left.`);
+  if (typeof state.rounds_left === "number") {
+    const limited = state.rounds_left >= state.rounds - state.round;
+    left.push(`${limited ? "At most" : "About"} ${Math.ceil(state.rounds_left)} rounds are left.`);
+  }
   if (typeof state.epsilon === "number") left.push(`Epsilon spent: ${short(state.epsilon)}.`);
   at("left").textContent = left.join(" ");
   draw(state.history || []);
