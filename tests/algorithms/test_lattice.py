@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -65,9 +66,11 @@ def test_a_sum_without_room_is_noticed_and_has_room_next_time(heavy: int, growth
         heard = steps.held(model, 0, request, replies)
         words = np.frombuffer(sent.payload, dtype=np.int64).reshape(3, -1)
         assert sent.energies is not None
-        assert [steps.energy_in(row) for row in words] == sent.energies.tolist()
+        told = [steps.split_upload(row) for row in words]
+        assert [energy for _, energy, _ in told] == sent.energies.tolist()
         total = sum_words([to_words(row[:q], lattice.bits) for row in words], lattice.bits)
-        wrapped = steps.wrap_check(total) != words[:, -1].sum()
+        check = sum(check for _, _, check in told) % (1 << steps.check_bits(lattice))
+        wrapped = steps.wrap_check(total.tolist(), lattice) != check
         assert wrapped == bool(heard.overflow)
         white = np.zeros(q)
         if not wrapped:
@@ -174,3 +177,17 @@ def test_masked_fits_end_where_fits_without_masks_end(
     assert masked.log_likelihood(rows) == pytest.approx(plain.log_likelihood(rows), abs=2e-5)
     again = [record.round for record in masked.records[1:] if not record.answered]
     assert (not again) == foresight
+
+
+@pytest.mark.parametrize("bits", [3, 10, 24, 25, 56, 62, 64])
+def test_a_sum_that_wrapped_is_noticed_however_wraps_might_cancel(bits: int) -> None:
+    """Of 62 bits two symbols that wrapped once each had passed, and half of memories was wrong."""
+    lattice = steps.Lattice(1.0, bits, 1.0)
+    half, modulus = 1 << (bits - 1), 1 << steps.check_bits(lattice)
+    for wraps in product(range(-3, 4), repeat=4):
+        sums = [(half - 1 - k) % half + wrap * 2 * half for k, wrap in enumerate(wraps)]
+        parts = [[n // 3 for n in sums], [n - n // 3 for n in sums]]
+        told = sum(steps.wrap_check(part, lattice) for part in parts) % modulus
+        words = [np.array([n % (2 * half) for n in part], np.uint64) for part in parts]
+        total = [int(n) for n in sum_words(words, bits)]
+        assert (steps.wrap_check(total, lattice) == told) == (not any(wraps))

@@ -169,7 +169,8 @@ def test_openings_of_all_models(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::emfed.EmfedWarning")
-@pytest.mark.parametrize("seed", [*range(10), 53, 64])  # 53: a disk is lost in the opening
+# 53: a disk is lost in the opening; 5645: a sum of 62 bits has no room.
+@pytest.mark.parametrize("seed", [*range(10), 53, 64, 5645])
 def test_memories_are_exact_under_faults_of_a_masked_run(seed: int) -> None:
     """Where every round waits for all, the answer is the undisturbed one, whatever happened."""
     logging.disable(logging.CRITICAL)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import fsum
 from typing import Any, final
@@ -32,6 +32,7 @@ from emfed.core.protocols import (
 from emfed.core.streams import Purpose, choose, choose_distinct, uniforms
 from emfed.core.wire import decode_payload, encode_payload, floats_size, payload_sizes
 
+_WORD = (1 << 64) - 1
 StepSize = float | Callable[[int], float]
 """gamma: one number, or a function of the round (which counts from 1)."""
 
@@ -261,8 +262,8 @@ def to_lattice(
 ) -> Sent:
     """Vectors rounded to the common lattice, weights folded in; payloads are integers, unmasked.
 
-    The last three of them are the squared length of what was rounded, in units of the lattice and
-    in two words, and `wrap_check`. Nothing is clipped: a server that names a narrow lattice would
+    The last four of them are the squared length of what was rounded, in units of the lattice, and
+    `wrap_check`, in two words each. Nothing is clipped: a server that names a narrow lattice would
     have all workers clipped but one, and read that one off the sum. Modulo a power of two a sum is
     still a sum.
     """
@@ -279,14 +280,16 @@ def to_lattice(
     if not request.encode:
         return Sent(values, rates, sizes, energies=energies)
     words, high = _modular(symbols), np.floor(energies / 2.0**64)
-    told = np.column_stack([words, _modular(energies), _modular(high), wrap_check(words)])
+    checks = [wrap_check(map(int, np.nan_to_num(row).tolist()), lattice) for row in symbols]
+    split = np.array([(c & _WORD, c >> 64) for c in checks], dtype=np.uint64).view(np.int64)
+    told = np.column_stack([words, _modular(energies), _modular(high), split])
     return Sent(values, rates, sizes, told.tobytes(), energies)
 
 
-def energy_in(words: IntArray) -> int:
-    """The squared length among the integers of one worker's payload."""
-    low, high = words[-3:-1].view(np.uint64).tolist()
-    return low + (high << 64)
+def split_upload(words: IntArray) -> tuple[IntArray, int, int]:
+    """Symbols, squared length and `wrap_check` of one worker's payload."""
+    low, high, check, more = words[-4:].view(np.uint64).tolist()
+    return words[:-4], low + (high << 64), check + (more << 64)
 
 
 def _modular(numbers: FloatArray) -> IntArray:
@@ -296,16 +299,33 @@ def _modular(numbers: FloatArray) -> IntArray:
     return np.asarray(np.where(left < -(2.0**63), left + 2.0**64, left).astype(np.int64))
 
 
-def wrap_check(words: IntArray) -> IntArray:
-    """A weighted sum of each row's words modulo 2^64.
+def check_bits(lattice: Lattice) -> int:
+    """Bits of `wrap_check`: a sum that wrapped is off by a multiple of 2^bits, which 64 less show.
+
+    So 40 bits at least tell it. With 64 for every lattice and consecutive odd weights, a sum of two
+    symbols of 62 bits that both wrapped once passed: 1 + 3 is 0 modulo 4.
+    """
+    return 64 if lattice.bits <= 24 else 128
+
+
+def wrap_check(symbols: Iterable[int], lattice: Lattice) -> int:
+    """A weighted sum of whole numbers of any size, modulo 2^`check_bits`.
 
     It is linear, so the server learns nothing by it but whether the sum of all workers' words had
     room: the check of the sum is then the sum of the checks.
     """
-    with np.errstate(over="ignore"):
-        odd = 2 * np.arange(words.shape[-1], dtype=np.uint64) + np.uint64(1)
-        weights = odd * np.uint64(0x9E3779B97F4A7C15)
-        return np.asarray((words.view(np.uint64) * weights).sum(axis=-1).view(np.int64))
+    total = sum(weight * symbol for weight, symbol in zip(_check_weights(), symbols, strict=False))
+    return total % (1 << check_bits(lattice))
+
+
+def _check_weights() -> Iterator[int]:
+    """Odd numbers of 64 bits without a pattern, by which wraps might cancel: splitmix64's."""
+    state = 0
+    while True:
+        state = (state + 0x9E3779B97F4A7C15) & _WORD
+        z = ((state ^ state >> 30) * 0xBF58476D1CE4E5B9) & _WORD
+        z = ((z ^ z >> 27) * 0x94D049BB133111EB) & _WORD
+        yield (z ^ z >> 31) | 1
 
 
 def held(model: Model, seed: int, request: Request, replies: Replies) -> Replies:
@@ -348,8 +368,8 @@ def from_lattice(
 
 
 def lattice_size(lattice: Lattice, q: int) -> int:
-    """Bytes of a masked upload: symbols, their length, and two words by which sums are checked."""
-    return -(-q * lattice.bits // 8) + 32
+    """Bytes of a masked upload: symbols, their length, and the checks of room and of masks."""
+    return -(-q * lattice.bits // 8) + 24 + check_bits(lattice) // 8
 
 
 def energy_of(

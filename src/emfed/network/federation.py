@@ -14,7 +14,7 @@ from typing import Any, final
 import numpy as np
 
 from emfed.algorithms import EM
-from emfed.algorithms.steps import from_lattice, no_room, wrap_check
+from emfed.algorithms.steps import check_bits, from_lattice, no_room, wrap_check
 from emfed.core.errors import (
     CheckpointError,
     ParticipationError,
@@ -686,7 +686,8 @@ class RemoteFederation(Federation):
         if not members:
             return replace(Replies.empty(q), lost_memory=lost, energies=np.empty(0))
         energy = float(sums[1][0])
-        if wrap_check(sums[0]) != sums[2][0]:
+        told = int(sums[2][0]) % (1 << check_bits(lattice))
+        if wrap_check(sums[0].tolist(), lattice) != told:
             return no_room(request, q, energy, lost)
         workers, n = np.array(members, dtype=np.int64), len(members)
         assert request.weights is not None

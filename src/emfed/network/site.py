@@ -24,7 +24,7 @@ from typing import Any, final
 import numpy as np
 
 from emfed.algorithms import build_algorithm
-from emfed.algorithms.steps import energy_in, settled
+from emfed.algorithms.steps import check_bits, settled, split_upload
 from emfed.core.errors import CheckpointError, DataError, EmfedError, SettingsError, WireError
 from emfed.core.privacy import Privacy, discrete_gaussian, epsilon_of, mu_squared_of, price_on
 from emfed.core.protocols import (
@@ -1067,10 +1067,12 @@ class Site:
         subject = round_subject(_phase(joined.phase).view, state.statistics)
         subject = hashlib.sha256(joined.constants.tobytes() + subject).digest()
         about = b"round" + state.links.about.encode()
-        energy: Any = np.array([energy_in(told)], dtype=object)
-        blocks: list[NumberBlock] = [(told[:-3], lattice.bits), (energy, ENERGY_BITS)]
-        blocks.append((told[-1:], 64))
-        note = f"{len(told) - 3} statistics, to be added up"
+        symbols, energy, check = split_upload(told)
+        blocks: list[NumberBlock] = [(symbols, lattice.bits)]
+        for number, bits in ((energy, ENERGY_BITS), (check, check_bits(lattice))):
+            words = np.array([number], dtype=object if bits > 64 else np.uint64)
+            blocks.append((words if bits > 64 else words.view(np.int64), bits))
+        note = f"{len(symbols)} statistics, to be added up"
         waits = self._waits(header, about)
         return waits or self._ready(header, about, subject, blocks, note)
 

@@ -22,6 +22,7 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
+from emfed.algorithms.steps import check_bits
 from emfed.core.errors import CheckpointError, SettingsError, WireError
 from emfed.core.messages import Lattice
 from emfed.core.protocols import FloatArray, Model, Opening, Summaries, View
@@ -95,7 +96,7 @@ ENERGY_BITS = 128
 
 def upload_shape(lattice: Lattice, q: int) -> Shape:
     """A round's blocks: symbols, then their length with `wrap_check`, and the check of masks."""
-    return ((q, lattice.bits), (1, ENERGY_BITS), (1, 64), (1, 64))
+    return ((q, lattice.bits), (1, ENERGY_BITS), (1, check_bits(lattice)), (1, 64))
 
 
 def answer_shape(width: int) -> Shape:
