@@ -215,16 +215,14 @@ class SiteRules:
         if self.mini_batches:
             told.append("Answers about mini-batches tell of as few rows as a batch has.")
         for name, words in (
-            ("largest_rounds", "answers"),
-            ("largest_choices", "answers at parameters of its choice"),
-            ("largest_step", "moves between two rounds"),
-            ("largest_changes", "changes of who adds up"),
+            ("largest_rounds", "More answers"),
+            ("largest_choices", "More answers at parameters of its choice"),
+            ("largest_step", "Longer moves between two rounds"),
+            ("largest_changes", "More changes of who adds up"),
         ):
             mine = getattr(self, name)
             if mine is None or mine > getattr(default, name):
-                told.append(
-                    f"More and longer {words} let differences isolate single rows or sites."
-                )
+                told.append(f"{words} let differences isolate single rows or sites.")
         if self.unmasked:
             told.append("Without masks the server follows the statistics of this very site.")
         if self.smallest_group is not None:
