@@ -817,6 +817,11 @@ class Federation(ABC):
         """Ask these no questions from now on: they are away."""
         return
 
+    @property
+    def returned(self) -> IntArray:
+        """Workers that were left out and could be asked now."""
+        return np.empty(0, dtype=np.int64)
+
     @abstractmethod
     def scores(self, question: Question) -> FloatArray:
         """Each worker's scores, ``(size, 4)`` and its shares of components, or what it says to a

@@ -276,17 +276,20 @@ def _settled_course(
 def _compared(course: _Course, hooks: Sequence[Callback], watch: Watch) -> _Course:
     """Ask everyone how well the candidates fit; do without those who refuse that for good.
 
-    The others make rounds for a model of their own rows, as after anybody has left, and are asked
+    Where too few answer, those who had left and are back may count again, by a round. Those who
+    are here make rounds for a model of their own rows, as after anybody has left, and are asked
     again. A run that was told to end makes one round, which binds its model to them.
     """
     run, stopped, dropped = course.run, course.stopped, course.candidates.dropped
+    back: set[int] = set()
     while True:
         try:
             for place in tuple(dropped):  # it remembers what it is told
                 course.candidates.values(place)
             return replace(course, stopped=stopped, told=run.ask("values"))
         except ParticipationError:
-            if not len(run.session.refusing):
+            asked, back = back, set(run.federation.returned.tolist())
+            if not (len(run.session.refusing) or back - asked):
                 raise
         with _carrying_result(run):
             record = run.step()

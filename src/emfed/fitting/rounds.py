@@ -383,8 +383,8 @@ class Run(Rounds):
         params = self.model.maximize(statistics)
         return self.session.ask("values", self.view, params, informed=informed)
 
-    def plan(self) -> Request:
-        """Who is asked in the next round, and what."""
+    def plan(self, more: IntArray | None = None) -> Request:
+        """Who is asked in the next round, ``more`` among them, and what."""
         state, n = self.state, self.federation.size
         start = state.round == 0
         drawn = (
@@ -393,6 +393,7 @@ class Run(Rounds):
             else self.participation.draw(self.seed, state.round, n)
         )
         workers = self.session.attendance.asked(drawn, look=self.purpose == "round")
+        workers = workers if more is None else np.union1d(workers, more)
         told, params, masks = self.algorithm.told(state), None, self.session.masks
         if self.session.supports is None:
             params = self.model.maximize(settled(told)) if masks else self.params
@@ -456,6 +457,20 @@ class Run(Rounds):
         if np.any(taken.workers[1:] < taken.workers[:-1]):
             taken = taken.take(np.argsort(taken.workers, kind="stable"))
         return taken
+
+    def _gathered(self) -> tuple[Request, Replies]:
+        """A round and its replies. Where too few answer, who left and is back is asked, too.
+
+        Else a run waits for one who has just gone, beside others who are there and may count.
+        """
+        request = self.plan()
+        try:
+            return request, self.gather(request)
+        except ParticipationError:
+            wider = self.plan(more=self.federation.returned)
+            if len(wider.workers) == len(request.workers):
+                raise
+        return wider, self.gather(wider)
 
     def _exchanged(self, asked: Request, request: Request) -> Replies:
         """What comes of one exchange with some of those whom the round asks."""
@@ -527,14 +542,15 @@ class Run(Rounds):
     def _round(self) -> RoundRecord:
         looked = self._diagnose(self.state)
         began = time.perf_counter()
-        state, request = self.state, self.plan()
+        state = self.state
         if self.session.masks:
+            request = self.plan()
             replies, heard = self.gather_sum(request)
             if replies.overflow and not len(replies.lost_memory):
                 return self._widen(request, replies, looked, time.perf_counter() - began)
             self._widened = 0
         else:
-            replies = self.gather(request)
+            request, replies = self._gathered()
             heard = np.union1d(replies.workers, replies.lost_memory)
         lost = replies.lost_memory
         if self.federation.overtaken:

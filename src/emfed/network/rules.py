@@ -223,16 +223,14 @@ class SiteRules:
         if self.mini_batches:
             told.append("Answers about mini-batches tell of as few rows as a batch has.")
         for name, words in (
-            ("largest_rounds", "answers"),
-            ("largest_choices", "answers at parameters of its choice"),
-            ("largest_step", "moves between two rounds"),
-            ("largest_changes", "changes of who adds up"),
+            ("largest_rounds", "More answers"),
+            ("largest_choices", "More answers at parameters of its choice"),
+            ("largest_step", "Longer moves between two rounds"),
+            ("largest_changes", "More changes of who adds up"),
         ):
             mine = getattr(self, name)
             if mine is None or mine > getattr(default, name):
-                told.append(
-                    f"More and longer {words} let differences isolate single rows or sites."
-                )
+                told.append(f"{words} let differences isolate single rows or sites.")
         if (self.smallest_component or 0) < SMALLEST_COMPONENT:
             told.append("A component of a masked sum may stand for one row.")
         if self.smallest_cluster < default.smallest_cluster:
