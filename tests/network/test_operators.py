@@ -386,6 +386,22 @@ def test_the_page_answers_its_owner_on_this_machine_alone(tmp_path: Path) -> Non
         assert "innerHTML" not in page
 
 
+def test_a_page_whose_port_is_taken_says_so_and_listens_elsewhere(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A monitor that was told of the port looked at somebody else's page."""
+    Status(tmp_path).say(**STATUS)
+    other = tmp_path / "other"
+    other.mkdir()
+    with (
+        Console(tmp_path, 0, lambda: run_view(tmp_path)) as first,
+        Console(other, first.port, lambda: run_view(tmp_path)) as second,
+    ):
+        assert second.port != first.port
+        assert f"the page cannot have port {first.port}: Address already in use" in caplog.text
+        assert asked(str(page_address(other)))[0] == 200
+
+
 def test_two_operators_who_expel_at_once_do_not_undo_each_other(tmp_path: Path) -> None:
     names = [f"s{i}" for i in range(8)]
     threads = [

@@ -177,10 +177,7 @@ def collapses(result: Result) -> bool:
 
 def empty_components(model: Any, statistics: FloatArray, rows: int) -> BoolArray:
     """Which components explain less than half a row, whatever the unit of weights is."""
-    if "mass" not in model.layout.slices:
-        return np.zeros(1, dtype=bool)
-    steps = model.length if isinstance(model, HiddenMarkov) else 1.0  # of a sequence: they are rows
-    return np.asarray(statistics[model.layout.slices["mass"]] < 0.5 / (rows * steps))
+    return np.asarray(model.component_shares(statistics) * rows < 0.5)
 
 
 def without_empty(result: Result, rows: int, remarks: list[str]) -> Result:
