@@ -129,6 +129,8 @@ def apart(seen: Seen, replies: Replies, weights: FloatArray, share: float) -> fl
         return np.inf
     if seen.request.lattice is not None:
         told = steps.energy_of(seen.request, replies, seen.state, seen.mean_field)
+        if "innovation" not in told:  # no length was told, now or before: nothing is new to anyone
+            return np.inf
         squared = float(told["innovation"])
         mean = seen.metric.whiten(seen.mean_field / total)
         return max(1e-3, squared / share - float(mean @ mean))
