@@ -215,7 +215,7 @@ def few_alike(kind: str) -> tuple[Any, Any, str]:
         model: Any = emfed.mixed_mixture(1, "gaussian", missing=False)
         return model, rows, "column 0 at 9 (2.0% of rows)"
     if kind == "factors":
-        rows = np.concatenate([rng.normal(size=(200, 3)), np.full((4, 3), 9.0)])
+        rows = np.concatenate([rng.normal(size=(200, 3)), np.full((4, 3), 30.0)])
         return emfed.factor_analysis(1), rows, "a higher noise_floor may help"
     if kind == "regression":
         rows = rng.normal(size=(205, 2))
