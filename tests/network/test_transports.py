@@ -152,6 +152,20 @@ def test_who_is_not_there_holds_up_no_one_beyond_the_deadline(engine: Any) -> No
     assert time.monotonic() - began < 10
 
 
+def test_a_message_is_never_repeated(engine: Any) -> None:
+    asked: list[bytes] = []
+
+    def slow(question: bytes) -> bytes:
+        asked.append(question)
+        time.sleep(0.3)
+        return question
+
+    transport = engine({"oslo": slow, "bergen": bytes})
+    for number in range(2):
+        list(transport.deliver(dict.fromkeys(("bergen", "oslo"), b"%d" % number), 30.0))
+    assert asked == [b"0", b"1"]
+
+
 def test_bytes_of_messages_are_counted(elsewhere: Any) -> None:
     transport = elsewhere({name: lambda question: question * 3 for name in NAMES})
     assert len(dict(transport.deliver(dict.fromkeys(NAMES, b"12345"), 30.0))) == 3
