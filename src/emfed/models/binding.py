@@ -39,6 +39,7 @@ from emfed.core.wire import (
 )
 from emfed.models.clusters import BUCKETS_PER_COMPONENT, Buckets, Clusters
 from emfed.models.columns import Columns
+from emfed.models.components import SMALLEST_COMPONENT
 from emfed.models.side_by_side import SideBySide
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -246,4 +247,6 @@ def _buckets(model: Any, view: View) -> Model:
     if view.clusters > most:  # before any work: a server can name any number
         raise SettingsError(f"{view.clusters} clusters for a start; a start asks for {most}.")
     found = model.clusters(view.clusters)
-    return Buckets(found.silent_below(view.smallest), view.seed)
+    # Without masks workers tell of two rows, and noise alone makes a bucket smaller.
+    least = view.smallest if view.smallest >= SMALLEST_COMPONENT else 0
+    return Buckets(found.silent_below(view.smallest), view.seed, least)

@@ -35,7 +35,6 @@ from emfed.core.registry import register_model, stored
 from emfed.core.streams import Purpose, normals, uniforms
 from emfed.models.component_summaries import Portrait, centre_portrait
 from emfed.models.components import (
-    SMALLEST_COMPONENT,
     SMALLEST_MASS,
     check_rows_suffice,
     halved,
@@ -579,6 +578,8 @@ class Buckets(Model):
 
     inner: Clusters
     seed: int = 0
+    least: int = 0
+    """Buckets with fewer rows of all workers are unused: those of which no owner tells."""
 
     @property
     def most(self) -> int:
@@ -702,8 +703,7 @@ class Buckets(Model):
     def protect(self, before: FloatArray, after: FloatArray) -> FloatArray:
         """Buckets of hardly any rows are unused from now on; if all are, nothing has changed."""
         parts = self.layout.split(after)
-        least = max(LEAST / self.most, SMALLEST_COMPONENT / max(self.inner.samples, 1))
-        kept = parts["mass"] > least
+        kept = parts["mass"] > max(LEAST / self.most, self.least / max(self.inner.samples, 1))
         if not kept.any():
             return before
         return self.layout.join(
