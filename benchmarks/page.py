@@ -32,7 +32,7 @@ def _both(row: Any) -> float | None:
 
 MAIN: dict[str, tuple[str, Callable[[Any], float | None]]] = {
     "import emfed, s of a processor": ("startup", lambda f: f["import emfed"]["processor"]),
-    "emfed --help, s of a processor": ("startup", lambda f: f["emfed --help"]["processor"]),
+    "`emfed --help`, s of a processor": ("startup", lambda f: f["emfed --help"]["processor"]),
     "a round beside its floor in numpy, times": (
         "speed",
         lambda f: f["round_seconds"]["stacked"] / f["round_seconds"]["floor (numpy)"],

@@ -47,7 +47,7 @@ def test_a_run_replaces_its_own_sections_and_is_told_once() -> None:
         merged(copy.deepcopy(RUN), latest, history)
     assert latest["speed"] == {"tables": []}
     assert [entry["figures"] for entry in history] == [
-        {"import emfed, s of a processor": 0.123, "emfed --help, s of a processor": 0.2}
+        {"import emfed, s of a processor": 0.123, "`emfed --help`, s of a processor": 0.2}
     ]
     empty = "before <!-- benchmarks: startup --> old <!-- end of startup --> after"
     told = page(empty, latest, history)

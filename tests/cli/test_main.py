@@ -5,19 +5,22 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import chdir, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 import pytest
+import typer
 
 import emfed
-from emfed.cli.main import main
+from emfed.cli.main import app, main
 
 
 def emfed_command(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -41,6 +44,21 @@ def test_version_and_help() -> None:
     assert done.returncode == 0
     assert "Examples:" in done.stdout
     assert "emfed demo --epochs 50" in done.stdout
+
+
+def every_command(command: Any, *words: str) -> Iterator[tuple[str, ...]]:
+    yield words
+    for name, inner in getattr(command, "commands", {}).items():
+        yield from every_command(inner, *words, name)
+
+
+@pytest.mark.parametrize("words", list(every_command(typer.main.get_command(app))), ids=" ".join)
+def test_every_help_has_an_example_and_no_name_of_a_type(words: tuple[str, ...]) -> None:
+    """Some releases of typer call the value of an option ``<int range>`` or ``<list[str]>``."""
+    said = emfed_command(*words, "--help").stdout
+    _, example = said.split("Examples:")
+    assert f"emfed {' '.join(words)}".strip() in example
+    assert not re.search(r"<\w|\[str|INTEGER|FLOAT|RANGE|\.{4}", said)
 
 
 def test_demo_writes_what_it_says(tmp_path: Path) -> None:

@@ -11,7 +11,9 @@ from emfed.cli.help import Command, examples, group, option
 
 control_app = group(
     "Tell a run that goes on what to do: pause, finish, more rounds, somebody out.\n\nWhat is "
-    "said holds until it is changed, also through a restart of the server."
+    "said holds until it is changed, also through a restart of the server.",
+    "emfed control pause run.toml",
+    "emfed control expel run.toml oslo --why 'wrong units'",
 )
 Where = Annotated[Path, typer.Argument(help="The server's configuration or its folder.")]
 SiteName = Annotated[str, typer.Argument(help="The site's name.")]

@@ -24,7 +24,7 @@ def serve(
     configs: Annotated[
         list[Path],
         typer.Argument(
-            metavar="CONFIG...",
+            metavar="CONFIG",
             help="What to fit, as TOML; several, one after the other or with --at-once.",
         ),
     ],

@@ -43,9 +43,15 @@ def switch(names: str, words: str, panel: str | None = None, **more: Any) -> Any
     return option(words, panel, names=names, **more)
 
 
-def group(words: str) -> typer.Typer:
-    """Make a command that has commands below it."""
-    return typer.Typer(cls=CommandGroup, help=words, no_args_is_help=True, rich_markup_mode=None)
+def group(words: str, *lines: str) -> typer.Typer:
+    """Make a command that has commands below it, with examples of them."""
+    return typer.Typer(
+        cls=CommandGroup,
+        help=words,
+        epilog=examples(*lines),
+        no_args_is_help=True,
+        rich_markup_mode=None,
+    )
 
 
 OUTPUT, RUN = "Output", "Run"
@@ -114,10 +120,20 @@ def _argument(param: Any) -> str:
     return str(param.metavar or param.name).upper() + ("..." if param.nargs == -1 else "")
 
 
+def _annotation(function: Any, name: str) -> Any:
+    """A parameter's annotation: what typer and click keep of it differs between releases."""
+    return typing.get_type_hints(inspect.unwrap(function), include_extras=True)[name]
+
+
 def _declared(function: Any, name: str) -> str:
     """An argument's help as its annotation has it: some releases of click drop typer's."""
-    hints = typing.get_type_hints(inspect.unwrap(function), include_extras=True)
-    return str(getattr(hints[name].__metadata__[0], "help", None) or "")
+    return str(getattr(_annotation(function, name).__metadata__[0], "help", None) or "")
+
+
+def _value(function: Any, name: str) -> str:
+    """What an option's value is called; typer's own word is the name of a Python type."""
+    kind = str(_annotation(function, name).__origin__)
+    return {"int": "N", "flo": "X", "pat": "PATH"}.get(kind.removeprefix("<class '")[:3], "TEXT")
 
 
 class Command(TyperCommand):
@@ -136,6 +152,8 @@ class Command(TyperCommand):
         """Arguments first, then each heading in the order of its first option."""
         sections: dict[str, list[tuple[str, str]]] = {}
         for param in self.get_params(ctx):
+            if param.param_type_name == "option" and not getattr(param, "is_flag", False):
+                param.metavar = param.metavar or _value(self.callback, param.name)
             record = param.get_help_record(ctx)
             if record is None:
                 continue

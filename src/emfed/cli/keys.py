@@ -11,7 +11,11 @@ from emfed.cli.help import Command, examples, group, option, switch
 
 keys_app = group(
     "Make the keys of a federation and say which sites may join.\n\nThe server's keys are "
-    "made at the server, each site's at the site; ca.pem and NAME.pub are what travels."
+    "made at the server, each site's at the site; ca.pem and NAME.pub are what travels.",
+    "emfed keys server --host em.example.org",
+    "emfed keys site oslo",
+    "emfed keys add oslo.pub",
+    "emfed keys roster oslo.pub bergen.pub tromso.pub",
 )
 Folder = Annotated[Path, option("The server's folder of keys.", names="--keys")]
 
@@ -146,7 +150,7 @@ def roster(
     typer.echo(f"{len(found)} sites, digest {roster_digest(found)}")
 
 
-@keys_app.command("list", cls=Command)
+@keys_app.command("list", cls=Command, epilog=examples("emfed keys list"))
 def show(keys: Folder = Path("keys")) -> None:
     """Name the sites that may join, with the fingerprints of their keys."""
     from emfed.network.keys import (

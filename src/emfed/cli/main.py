@@ -21,6 +21,8 @@ from emfed.cli.help import (
     EXIT_OK,
     EXIT_TOO_FEW,
     EXIT_USAGE,
+    OUTPUT,
+    RUN,
     Command,
     CommandGroup,
     Options,
@@ -38,13 +40,16 @@ from emfed.core.version import __version__
 app = typer.Typer(
     name="emfed",
     cls=CommandGroup,
-    help="Federated Expectation-Maximization: fit latent-variable models on data that may not be "
-    "pooled. Workers send statistics of their rows; what keeps rows secret is in "
-    "docs/what-the-server-learns.md.",
+    help="Fit one model to the data of many owners, and leave the data where they are. Each owner "
+    "(a worker or a site) sends sums over its rows, and a server makes the model from them: groups "
+    "of similar rows, factors, or values for empty cells. The method is federated "
+    "Expectation-Maximization (EM).",
     epilog=examples(
         "emfed fit wards.csv --groups hospital --n-components 2:8 -o wards.emfed",
         "emfed predict wards.emfed new.csv",
         "emfed report wards.emfed -o report.html",
+        "emfed serve run.toml",
+        "emfed join em.example.org:9400 --data rows.csv --key oslo.key",
     )
     + "\n\n"
     + exit_codes(),
@@ -91,6 +96,8 @@ commands.register(app)
 OnlyJson = Annotated[bool, switch("--json", "Print the summary as JSON, and nothing else.")]
 OneThread = Annotated[int, option("Threads of the linear algebra.", min=1)]
 PAPER, WITH_MODEL = "The theory and the paper", "With a fitted model"
+RECORDS, EBIRD, HOW = "Records of sites and times", "Records of eBird", "How the table is filled"
+INDEX = "Index, trend and bounds"
 
 
 @app.command(
@@ -110,8 +117,8 @@ def demo(
 ) -> None:
     """Run FedEM and VR-FedEM side by side on the paper's synthetic mixture.
 
-    100 workers hold 100 rows each of a two-component mixture in the plane; three quarters of them
-    take part in a round and send their statistics in three symbols.
+    100 workers hold 100 rows each, drawn from two groups in the plane. In each round three quarters
+    of them take part, and send each number as -1, 0 or 1 times a common scale.
     """
     from emfed.cli.demo import run_demo
 
@@ -258,14 +265,6 @@ def impute(
     model: Annotated[
         str | None, option("Fill the empty cells of DATA by this model file.", WITH_MODEL)
     ] = None,
-    draws: Annotated[
-        int,
-        option(
-            "With --model, so many random completions, one below the other; else the draws that "
-            "estimates and bounds rest on (200 if left out).",
-            min=0,
-        ),
-    ] = 0,
     intervals: Annotated[
         bool, switch("--intervals", "Add the ends of predictive intervals, at --level.", WITH_MODEL)
     ] = False,
@@ -275,125 +274,159 @@ def impute(
     separator: Separator = None,
     decimal: Decimal = ".",
     encoding: Encoding = "utf-8",
-    out: Annotated[Path, option("Folder for trend, records and summary.")] = Path("imputed"),
+    out: Annotated[Path, option("Folder for trend, records and summary.", panel=OUTPUT)] = Path(
+        "imputed"
+    ),
     filled: Annotated[
         str | None,
         option(
             "Write every cell of the table here, .csv or .parquet: it may be large. With --model, "
             "- prints it, which is the default.",
+            panel=OUTPUT,
         ),
     ] = None,
-    site: Annotated[str, option("The column of sites.")] = "site",
-    date: Annotated[str, option("The column of dates, or two: 'year,month'.")] = "date",
-    value: Annotated[str, option("The column of counts or values.")] = "count",
-    observer: Annotated[str, option("The column of observers; '' if none.")] = "observer",
+    site: Annotated[str, option("The column of sites.", panel=RECORDS)] = "site",
+    date: Annotated[
+        str, option("The column of dates, or two: 'year,month'.", panel=RECORDS)
+    ] = "date",
+    value: Annotated[str, option("The column of counts or values.", panel=RECORDS)] = "count",
+    observer: Annotated[
+        str, option("The column of observers; '' if none.", panel=RECORDS)
+    ] = "observer",
     observer_effects: Annotated[
         bool,
         switch(
             "--observer-effects",
             "Fit a shrunken effect of each observer (counts): estimates are of an average one. "
             "Names and effects stay with the worker that has an observer's records.",
+            panel=HOW,
         ),
     ] = False,
     worker: Annotated[
-        str, option("The column of workers, if not the observer (or the site).")
+        str, option("The column of workers, if not the observer (or the site).", panel=RECORDS)
     ] = "",
-    exposure: Annotated[str, option("The column of exposures (counts).")] = "",
+    exposure: Annotated[str, option("The column of exposures (counts).", panel=RECORDS)] = "",
     effort: Annotated[
         str,
         option(
             "Columns of effort whose coefficients are fitted (counts, bernoulli): "
             "'log(minutes),km'. With "
             "--ebird some of duration, distance, observers, protocol, hour; 'none' for none.",
+            panel=RECORDS,
         ),
     ] = "",
     ebird: Annotated[
-        bool, switch("--ebird", "DATA is in the eBird Basic Dataset's format.")
+        bool, switch("--ebird", "DATA is in the eBird Basic Dataset's format.", panel=EBIRD)
     ] = False,
-    sampling: Annotated[Path | None, option("eBird's sampling events, for zeros.")] = None,
-    species: Annotated[str | None, option("eBird: common or scientific name.")] = None,
-    region: Annotated[str | None, option("eBird: country or state, name or code.")] = None,
-    max_minutes: Annotated[float, option("eBird: the longest checklist.")] = 300.0,
-    max_km: Annotated[float, option("eBird: the farthest checklist.")] = 5.0,
-    max_observers: Annotated[int, option("eBird: the largest party.")] = 10,
+    sampling: Annotated[
+        Path | None, option("eBird's sampling events, for zeros.", panel=EBIRD)
+    ] = None,
+    species: Annotated[str | None, option("eBird: common or scientific name.", panel=EBIRD)] = None,
+    region: Annotated[
+        str | None, option("eBird: country or state, name or code.", panel=EBIRD)
+    ] = None,
+    max_minutes: Annotated[float, option("eBird: the longest checklist.", panel=EBIRD)] = 300.0,
+    max_km: Annotated[float, option("eBird: the farthest checklist.", panel=EBIRD)] = 5.0,
+    max_observers: Annotated[int, option("eBird: the largest party.", panel=EBIRD)] = 10,
     protocols: Annotated[
-        str, option("eBird: protocols that count; '' for all.")
+        str, option("eBird: protocols that count; '' for all.", panel=EBIRD)
     ] = "Stationary,Traveling",
     family: Annotated[
         str | None,
         option(
             "poisson (the default of mode observed), negative-binomial, zero-inflated, log1p (of "
             "the other modes), gaussian or bernoulli.",
+            panel=HOW,
         ),
     ] = None,
     bins: Annotated[
-        str, option("month, week, year, or index for times that are whole numbers.")
+        str, option("month, week, year, or index for times that are whole numbers.", panel=RECORDS)
     ] = "month",
-    since: Annotated[str | None, option("The first day, like 2004-07-31.")] = None,
-    until: Annotated[str | None, option("The last day.")] = None,
+    since: Annotated[str | None, option("The first day, like 2004-07-31.", panel=RECORDS)] = None,
+    until: Annotated[str | None, option("The last day.", panel=RECORDS)] = None,
     groups: Annotated[
-        int | None, option("Put the workers at random into so many groups.", min=1)
+        int | None, option("Put the workers at random into so many groups.", min=1, panel=RECORDS)
     ] = None,
-    skip_bad: Annotated[bool, switch("--skip-bad", "Leave bad rows out and count them.")] = False,
+    skip_bad: Annotated[
+        bool, switch("--skip-bad", "Leave bad rows out and count them.", panel=RECORDS)
+    ] = False,
     keep_duplicates: Annotated[
-        bool, switch("--keep-duplicates", "Take repeated keys as records of their own.")
+        bool,
+        switch("--keep-duplicates", "Take repeated keys as records of their own.", panel=RECORDS),
     ] = False,
     mode: Annotated[
         str,
         option(
             "observed, cell, paper or site-owner. In the first three the server ends with every "
             "worker's count of every cell; site-owner tells it less.",
+            panel=HOW,
         ),
     ] = "observed",
-    rank: Annotated[int | None, option("Chosen if left out.", min=0)] = None,
-    penalty: Annotated[float | None, option("Chosen if left out.", min=0)] = None,
+    rank: Annotated[int | None, option("Chosen if left out.", min=0, panel=HOW)] = None,
+    penalty: Annotated[float | None, option("Chosen if left out.", min=0, panel=HOW)] = None,
     smoothing: Annotated[
-        float | None, option("Smooth neighbouring times so strongly; chosen if left out.", min=0)
+        float | None,
+        option("Smooth neighbouring times so strongly; chosen if left out.", min=0, panel=HOW),
     ] = None,
     seasonality: Annotated[
-        float | None, option("Smooth months a year apart so strongly; chosen if left out.", min=0)
+        float | None,
+        option("Smooth months a year apart so strongly; chosen if left out.", min=0, panel=HOW),
     ] = None,
     coordinates: Annotated[
         Path | None,
         option(
             "CSV or Parquet: a column 'site', and longitude and latitude (or two columns on a "
             "map). It ties neighbouring sites to each other, and draws a map.",
+            panel=HOW,
         ),
     ] = None,
     spatial: Annotated[
         float | None,
-        option("Tie neighbouring sites so strongly; chosen if left out.", min=0),
+        option("Tie neighbouring sites so strongly; chosen if left out.", min=0, panel=HOW),
     ] = None,
     covariate_penalty: Annotated[
         float | None,
-        option("Penalty of the coefficients of covariates; chosen if left out.", min=0),
+        option("Penalty of the coefficients of covariates; chosen if left out.", min=0, panel=HOW),
     ] = None,
     site_covariates: Annotated[
-        Path | None, option("CSV or Parquet: a column 'site', and numbers.")
+        Path | None, option("CSV or Parquet: a column 'site', and numbers.", panel=HOW)
     ] = None,
     time_covariates: Annotated[
-        Path | None, option("CSV or Parquet: a column 'time', and numbers.")
+        Path | None, option("CSV or Parquet: a column 'time', and numbers.", panel=HOW)
     ] = None,
     strata: Annotated[
-        Path | None, option("CSV or Parquet: a column 'site' and its stratum, for the index.")
+        Path | None,
+        option("CSV or Parquet: a column 'site' and its stratum, for the index.", panel=INDEX),
     ] = None,
     base: Annotated[
-        str | None, option("The time whose index is 100; the first if left out.")
+        str | None, option("The time whose index is 100; the first if left out.", panel=INDEX)
     ] = None,
-    least: Annotated[int, option("Sites with fewer records are not in the index.", min=0)] = 1,
+    least: Annotated[
+        int, option("Sites with fewer records are not in the index.", min=0, panel=INDEX)
+    ] = 1,
+    level: Annotated[
+        float, option("Probability that an interval covers.", min=0.01, max=0.999, panel=INDEX)
+    ] = 0.9,
+    draws: Annotated[
+        int,
+        option(
+            "With --model, so many random completions, one below the other; else the draws that "
+            "estimates and bounds rest on (200 if left out).",
+            min=0,
+            panel=INDEX,
+        ),
+    ] = 0,
     rounds: Annotated[
-        int | None, option("Rounds; as many as the mode needs if left out.", min=1)
+        int | None, option("Rounds; as many as the mode needs if left out.", min=1, panel=RUN)
     ] = None,
     participation: Annotated[
-        float, option("Share of workers in a round.", names="--participation -p")
+        float, option("Share of workers in a round.", names="--participation -p", panel=RUN)
     ] = 1.0,
     compressor: Annotated[
-        str | None, option("none, dithering:LEVELS, block:SIZE, subtractive:NOISE, sparse:SHARE.")
+        str | None,
+        option("none, dithering:LEVELS, block:SIZE, subtractive:NOISE, sparse:SHARE.", panel=RUN),
     ] = None,
-    level: Annotated[
-        float, option("Probability that an interval covers.", min=0.01, max=0.999)
-    ] = 0.9,
-    seed: Annotated[int, option("Seed of groups and algorithm.", min=0)] = 0,
+    seed: Annotated[int, option("Seed of groups and algorithm.", min=0, panel=RUN)] = 0,
     json_output: OnlyJson = False,
 ) -> None:
     """Fill a table: empty cells by a fitted model, or sites x time from records of many observers.

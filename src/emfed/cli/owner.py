@@ -11,7 +11,9 @@ import typer
 from emfed.cli.help import Command, examples, group, switch
 
 owner_app = group(
-    "Decide and check what a site tells: fits that wait for a word, the journal, erasure."
+    "Decide and check what a site tells: fits that wait for a word, the journal, erasure.",
+    "emfed owner approve site-oslo",
+    "emfed owner journal site-oslo",
 )
 Folder = Annotated[Path, typer.Argument(help="The site's folder, like site-oslo.")]
 

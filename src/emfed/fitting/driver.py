@@ -63,6 +63,7 @@ from emfed.fitting.starts import NOT_INSIDE, search
 from emfed.fitting.stopping import PATIENCE, Callback, Monitor, Stop, remaining
 from emfed.fitting.validation import with_validation
 from emfed.models.binding import Bound
+from emfed.models.components import SMALLEST_COMPONENT
 from emfed.models.devices import Precision
 from emfed.models.side_by_side import MOST_PARTS, SideBySide, SideBySideParameters
 from emfed.network import FEDERATIONS, InProcessFederation, RayFederation
@@ -1117,6 +1118,12 @@ def run_remarks(run: Run, stopped: str) -> list[str]:
         remarks.append(
             f"{left} left before the end and does not count: the model is that of the other "
             f"{int(here.sum())}, with {session.samples} rows."
+        )
+    if run.thinned:
+        remarks.append(
+            f"a component had fewer than {SMALLEST_COMPONENT} rows of all sites together, of which "
+            "owners do not tell by default: its rows went to another one, so the fit is another "
+            "than without masks. Fewer components, or outliers treated first, avoid it."
         )
     if stopped == "bytes" and run.records[-1].round == 0:
         spent = run.ledger.total("up") + run.ledger.total("down")
