@@ -36,7 +36,8 @@ from emfed.core.wire import (
 )
 from emfed.network import RemoteFederation, Site, SiteRules, Transport
 from emfed.network.masking import SiteIdentity
-from tests.fuzz.test_messages import changed, changed_bytes, changed_numbers
+from emfed.network.sums import EXACT_STEP, Opened
+from tests.fuzz.test_messages import changed, changed_bytes, changed_numbers, framed
 
 MOST_SECONDS, MOST_BYTES = 30.0, 150_000_000
 """Computing and memory that a run of 12 rounds with a hostile site may take."""
@@ -106,7 +107,9 @@ def changed_body(kind: Kind, body: bytes, rng: np.random.Generator) -> bytes:
     if rng.random() < 0.25:
         return changed_bytes(body, rng)
     if kind is Kind.JOIN:
-        return encode_join(changed_join(decode_join(body), rng))
+        join = changed_join(decode_join(body), rng)
+        bare = encode_join(replace(join, about={}))
+        return bare.replace(framed({}), framed(join.about), 1)  # not a number is no JSON of ours
     if kind is Kind.REPLY:
         evaluations, payload = decode_reply(body, len(TABLES["b"]))
         if rng.random() < 0.3:
@@ -173,3 +176,21 @@ def test_a_hostile_site_ends_no_run_without_words_whatever_it_says(
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         assert peak < MOST_BYTES
+
+
+@pytest.mark.parametrize("rows", [-(1 << 70), 0, 1 << 41, 1 << 70])
+def test_a_masked_opening_of_no_possible_number_of_rows_is_told_in_words(
+    rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """2^64 rows ended the server with a traceback, none ended the run for good."""
+
+    def lie(sums: Any, *rest: Any) -> Opened:
+        lied = sums.astype(object)
+        lied[0] = int(rows / EXACT_STEP)
+        return honest(lied, *rest)
+
+    honest = Opened.of
+    monkeypatch.setattr(Opened, "of", lie)
+    federation = RemoteFederation(Hostile(tmp_path, RNG, 0.0), attempts=2, pause=0.0)
+    with pytest.raises(emfed.ParticipationError, match="a sum does not tell which"):
+        emfed.fit(emfed.gaussian_mixture(2, "diag"), federation, "auto", masks=True, rounds=3)

@@ -207,6 +207,10 @@ def test_keys_that_are_none(tmp_path: Path) -> None:
     private.chmod(0o644)
     with pytest.raises(SettingsError, match="can be read by others"):
         keys.read_private_key(private)
+    with pytest.raises(SettingsError, match="is a public key: give the private one"):
+        keys.read_private_key(private.with_suffix(".pub"))
+    with pytest.raises(SettingsError, match="there is no such file"):
+        keys.read_private_key(tmp_path / "nobody.key")
 
 
 FLEET, CONTROL = "/v1/fleet/pull-messages", "/v1/control/start-run"

@@ -77,12 +77,19 @@ from emfed.network.deployment.orders import (
     read_orders,
 )
 from emfed.network.deployment.serving import serve_run
-from emfed.network.deployment.site import erase_site, open_site, prepare, write_site
+from emfed.network.deployment.site import (
+    erase_site,
+    open_site,
+    prepare,
+    seal_files,
+    write_site,
+)
 from emfed.network.deployment.status import Noted, Status, bearing_full_disks, logging_to
 from emfed.network.deployment.views import SiteView, run_view, status_line
 from emfed.network.flower.joining import stands_still
 from emfed.network.masking import pin_keys
 from emfed.network.rules import Journal, check_journal
+from emfed.network.store import Tally
 from emfed.network.websocket.client import SiteConnection
 from tests.artifacts.browser import Browser
 
@@ -1256,3 +1263,41 @@ def test_a_sealed_site_leaves_nothing_readable_and_goes_on(tmp_path: Path) -> No
     keys.make_seal(tmp_path / "oslo.seal")
     with pytest.raises(SettingsError, match="was not sealed with this secret"):
         open_site(folder)
+
+
+def test_a_folder_that_was_begun_without_a_seal_is_sealed_and_keeps_its_counts(
+    tmp_path: Path,
+) -> None:
+    """The site refused every run for good, in the midst of it, and ended with code 0."""
+    folder, ledger = tmp_path / "site-oslo", tmp_path / "elsewhere"
+    folder.mkdir()
+    mixture_tables(2)["s0"].write_csv(tmp_path / "rows.csv")
+    rules = SiteRules.loosest(largest_rounds=100, second_ledger=str(ledger))
+    model, settings = gaussian_mixture(2), {"rounds": 3, "seed": 1, "start": "moments"}
+
+    def take_part(seal: Path | None) -> int:
+        many = seal_files(folder, seal, rules)
+        write_site(folder, prepare(folder, tmp_path / "rows.csv", None, seal=seal), rules, None)
+        transport = LocalTransport({"oslo": open_site(folder)})
+        fit(model, None, "em", federation=RemoteFederation(transport), **settings)
+        return many
+
+    assert take_part(None) == 0
+    kept = (folder / "memory" / "answered").read_bytes()
+    seals = tmp_path / "oslo.seal", tmp_path / "other.seal"
+    for path in seals:
+        keys.make_seal(path)
+    assert take_part(seals[0]) >= 3
+    assert take_part(seals[0]) == 0
+    for place in (folder / "memory", ledger):
+        taken = Tally(place, keys.SealedDisk(keys.read_seal(seals[0]))).read()["answered"]
+        assert taken >= 3 * settings["rounds"]
+        assert (place / "answered").read_bytes() != kept
+    with pytest.raises(SettingsError, match="was not sealed with this secret"):
+        seal_files(folder, seals[1], rules)
+    with pytest.raises(SettingsError, match="give --seal"):
+        seal_files(folder, None, rules)
+    (folder / "site.json").write_text("rubbish")  # it is written anew, and nothing is sealed twice
+    assert seal_files(folder, seals[0], rules) == 0
+    with pytest.raises(SettingsError, match="was not sealed with this secret"):
+        seal_files(folder, seals[1], rules)

@@ -85,6 +85,7 @@ from emfed.network.masking import (
 from emfed.network.membership import Members, RollCall, new_run, reasons
 from emfed.network.own_clusters import decode_clusters
 from emfed.network.plausible import (
+    MOST_ROWS,
     impossible_answer,
     impossible_statistics,
     impossible_upload,
@@ -420,12 +421,18 @@ class RemoteFederation(Federation):
             of_columns(build_model(members.description), members.columns), width
         ).tolist()
         uniform = texts.is_uniform(members.settings[0])
-        found = Opened.of(sums[0], shapes, owners, uniform)
+        try:
+            found = Opened.of(sums[0], shapes, owners, uniform)
+            if not len(who) <= found.rows < MOST_ROWS:
+                raise WireError(f"{len(who)} workers have {found.rows} rows together.")
+        except (WireError, OverflowError) as error:
+            raise ParticipationError(
+                f"what the sites told of their rows cannot be: {error} One of them is broken or "
+                "lies, and a sum does not tell which: ask their owners."
+            ) from None
         each, rest = divmod(found.rows, len(who))
         members.counts, members.effective = np.zeros(self.size, dtype=np.int64), found.effective
         members.counts[who] = each + (np.arange(len(who)) < rest)
-        if each < 1:
-            raise ParticipationError(f"{len(who)} workers have {found.rows} rows together.")
         if WEIGHT in shapes:  # rows have weights, or sites count alike
             totals = np.where(members.counts > 0, found.total / len(who), 0.0)
             members.totals = None if found.total == found.rows else totals

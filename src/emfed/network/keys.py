@@ -388,6 +388,12 @@ def read_public_key(path: Path) -> PublicKey:
 
 def read_private_key(path: Path) -> PrivateKey:
     """A site's private key; refuses one that others may read."""
+    if not path.exists():
+        raise SettingsError(
+            f"{path}: there is no such file; `emfed keys site NAME` makes NAME.key."
+        )
+    if path.read_bytes().startswith((b"ecdsa-", b"ssh-")):  # before any word about its rights
+        raise SettingsError(f"{path} is a public key: give the private one, NAME.key.")
     if os.name == "posix" and path.stat().st_mode & 0o077:
         raise SettingsError(f"{path} can be read by others: run `chmod 600 {path}`.")
     try:

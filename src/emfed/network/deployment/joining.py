@@ -26,6 +26,7 @@ from emfed.network.deployment.site import (
     look_first,
     open_site,
     prepare,
+    seal_files,
     write_site,
 )
 from emfed.network.deployment.status import Status, bearing_full_disks
@@ -130,6 +131,8 @@ class SiteSupervisor(ABC):
         with alone(self.folder / "join.lock") as mine:
             if not mine:
                 raise EmfedError(f"another `emfed join` works in {self.folder}.")
+            if many := seal_files(self.folder, self.seal, self.rules):
+                report("state", f"{many} files that were kept without a seal are sealed now")
             rows = prepare(self.folder, self.data, self.columns, self.form, self.seal)
             for why in rows["left_out"].values():
                 report("state", f"{why}: no run can use it")

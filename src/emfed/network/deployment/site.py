@@ -51,7 +51,7 @@ from emfed.network.keys import SealedDisk, read_seal
 from emfed.network.masking import SiteIdentity
 from emfed.network.rules import Journal, Refusal
 from emfed.network.site import check_ask
-from emfed.network.store import runs_in
+from emfed.network.store import FILES, runs_in
 from emfed.network.sums import FIRST_QUESTION
 from emfed.network.texts import privacy_of
 
@@ -145,6 +145,34 @@ def _sealed(seal: Path | None) -> dict[str, str]:
 def _disk(about: Mapping[str, Any]) -> Disk:
     """Where the site keeps what it must not lose, encrypted if the owner wants that."""
     return SealedDisk(read_seal(Path(about["seal"]))) if "seal" in about else DISK
+
+
+def seal_files(folder: Path, seal: Path | None, rules: SiteRules) -> int:
+    """Encrypt what a site kept before it had a secret; returns how many files that were.
+
+    A folder that is sealed already is refused without its own secret, before any run meets it.
+    """
+    places = [folder / MEMORY]
+    places += [] if rules.second_ledger is None else [Path(rules.second_ledger)]
+    files = [p for place in places for p in sorted(place.rglob("*")) if p.name in FILES]
+    try:
+        sealed = "seal" in read_about(folder)["data"]
+    except (FileNotFoundError, SettingsError):  # what cannot be opened may be another secret's
+        sealed = seal is not None
+    if seal is None:
+        if sealed and files:
+            raise SettingsError(f"{folder} is sealed: give --seal with the secret that sealed it.")
+        return 0
+    disk, done = SealedDisk(read_seal(seal)), 0
+    for path in files:
+        try:
+            disk.read(path)
+        except SettingsError:
+            if sealed:
+                raise
+            write_atomic(path, path.read_bytes(), disk)
+            done += 1
+    return done
 
 
 def write_site(
