@@ -104,7 +104,7 @@ def _workers(rng: np.random.Generator, rows: np.ndarray) -> list[np.ndarray]:
 
 
 def bench_hostile(
-    seeds: int = 120, keep: Path | None = None, minutes: float = np.inf
+    seeds: int = 270, keep: Path | None = None, minutes: float = np.inf
 ) -> Iterator[dict[str, Any]]:
     """One row a table: how the default ended, beside EM from the same start.
 

@@ -6,8 +6,9 @@ somebody waits or a message travels. At random times happens what happens to an 
 killed or stopped for a minute, answers lost, slow lines, full disks, clocks that are set, keys
 removed and put back, old backups put back, a disk lost, a site expelled, one away for a quarter of
 an hour, a pause; at last one leaves for good. The run must end with the model of those who stayed,
-say something at least once a minute (of the simulated clock) while its server lives, and its log
-must tell of every event. ``--masks`` leaves out what ends a site's part in a masked run.
+say something at least once a minute (of the simulated clock) while its server lives, stand still
+for no more than five where enough sites are there, and its log must tell of every event.
+``--masks`` leaves out what ends a site's part in a masked run.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import shutil
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from itertools import count
 from pathlib import Path
@@ -38,7 +40,7 @@ from emfed.core.storage import Disk, ScratchDisk
 from emfed.network import Site, SiteRules, Transport
 from emfed.network.deployment import serving
 from emfed.network.deployment.config import read_config
-from emfed.network.deployment.orders import change_orders
+from emfed.network.deployment.orders import change_orders, read_orders
 from emfed.network.deployment.serving import serve_run
 from emfed.network.deployment.status import Status, logging_to
 from emfed.network.keys import add_site, make_server_keys, make_site_key, remove_site
@@ -64,6 +66,9 @@ SECONDS_BETWEEN = 150.0
 """Mean time from one event to the next: the one before has often healed, and often not."""
 LONGEST_SILENCE, EXPLAINED_SECONDS, FARTHEST = 60.0, 480.0, 1e-3
 """The second: three minutes and the longest pause, in which nobody is asked and nobody can tell."""
+LONGEST_STANDSTILL = 300.0
+"""Without a round, though as many sites as a round needs are there and nobody paused the run: full
+disks and lost sums heal within it."""
 RESTART_SECONDS = 10.0
 """What systemd waits before it starts a server again."""
 ROUND_SECONDS = 2.0, 2.9
@@ -268,11 +273,11 @@ TOLD = {
     "clock_set": r"",
     "removed_and_returned_key": r"WHO.*(left|its key was removed)|its key was removed",
     "restored_server": r"ahead|start at zero|begins again",
-    "restored_site": r"WHO.*(memory|no answer waits|say hello)|WHO (left|is back)",
+    "restored_site": r"WHO.*(memory|no answer waits|say hello|not the last)|WHO (left|is back)",
     "lost_disk": r"WHO.*(memory|no answer waits|say hello)|WHO (left|is back)",
     "expelled_and_readmitted": r"WHO.*(left|is back|a trial)|a trial",
     "went_and_came_back": r"WHO (left|is back|is gone)",
-    "paused": r"paused",
+    "paused": r"pauses the run|paused",
 }
 """What the log or the status must say. A standstill of all and another time of day are the engine's
 to tell, in `benchmarks.operations`."""
@@ -304,10 +309,12 @@ class Operation:
         }
         self.line = Line(self.places, self.clock, self.harms, masks, seed)
         self.source = np.random.Generator(np.random.Philox(key=seed + 1))
-        self.events: list[tuple[float, str, str]] = []
+        self.events: list[tuple[float, float, str, str]] = []
+        """When each was planned and when it did harm, what it was, and to whom."""
         self.said: list[tuple[float, str]] = []
         self.down, self.silence, self.last, self.rounds, self.starts = False, 0.0, None, 0, 0
-        self.silent_at = ""
+        self.silent_at, self.moved, self.standstill = "", self.clock.now, 0.0
+        """Where it was silent; when a round was last made, or could not be; the longest since."""
         self.left: set[str] = set()
         """Who is not asked for a while: what happens to it meanwhile, nobody can tell."""
 
@@ -319,8 +326,11 @@ class Operation:
         now = self.clock.now
         if self.last is not None and now - self.last > self.silence:
             self.silence, self.silent_at = now - self.last, f"{now:.0f} s, {status['state']}"
+        state, before = status["state"], self.rounds
         self.last, self.rounds = now, status.get("round", 0)
-        state = status["state"]
+        if state == "paused" or self.rounds != before or not self._enough():
+            self.moved = now
+        self.standstill = max(self.standstill, now - self.moved)
         self.harms.strike_all("expelled_and_readmitted", "paused", "stopped_server", "clock_set")
         if state != "paused":  # it looks at the keys when it asks
             self.harms.strike_all("removed_and_returned_key")
@@ -329,6 +339,13 @@ class Operation:
         if words and (not self.said or self.said[-1][1] != words or now - self.said[-1][0] > 60):
             self.said.append((now, words))
         self.line.check()
+
+    def _enough(self) -> bool:
+        """Whether as many as a round needs could answer one."""
+        out, keys = read_orders(self.run).expelled, self.keys / "sites"
+        there = [n for n, place in self.places.items() if place.well and n not in out]
+        many = sum((keys / f"{name}.pub").exists() for name in there)
+        return many >= self.config.sites.minimum
 
     def unexplained(self) -> list[str]:
         """Events of which neither log nor status tell."""
@@ -339,9 +356,9 @@ class Operation:
                     told = json.loads(line)
                     heard.append((told["at"], told["message"]))
         missing = []
-        for when, name, who in self.events:
+        for planned, when, name, who in self.events:
             words = TOLD[name].replace("WHO", who)
-            near = (w for at, w in heard if when - 1 <= at <= when + EXPLAINED_SECONDS)
+            near = (w for at, w in heard if planned - 1 <= at <= when + EXPLAINED_SECONDS)
             if words and not any(re.search(words, text) for text in near):
                 missing.append(f"{when:.0f} s: {name} {who}")
         return missing
@@ -373,7 +390,12 @@ class Operation:
 
     def expect(self, name: str, who: str = "server") -> None:
         """It is an event once it does harm."""
-        self.harms.wait(name, who, lambda: self.events.append((self.clock.now, name, who)))
+        planned = self.clock.now
+        self.harms.wait(name, who, lambda: self.happened(name, who, planned))
+
+    def happened(self, name: str, who: str, planned: float | None = None) -> None:
+        now = self.clock.now
+        self.events.append((now if planned is None else planned, now, name, who))
 
     def killed_site(self, place: Place) -> None:
         self.expect("killed_site", place.name)
@@ -431,14 +453,15 @@ class Operation:
         )
 
     def paused(self, _: Place) -> None:
-        self.expect("paused")
+        if not read_orders(self.run).paused:  # else nothing is new
+            self.expect("paused")
         change_orders(self.run, paused=True)
         self.later(
             self.source.uniform(5.0, 300.0), lambda: change_orders(self.run, paused=False) and None
         )
 
     def went_and_came_back(self, place: Place) -> None:
-        self.events.append((self.clock.now, "went_and_came_back", place.name))
+        self.happened("went_and_came_back", place.name)
         place.away_since = self.clock.now
         logger.info("%s is gone", place.name)
         self.later(self.source.uniform(60.0, 900.0), lambda: back(place))
@@ -469,7 +492,7 @@ class Operation:
 
         def put_back() -> None:
             if self.rounds > reached:  # else it is no old one
-                self.events.append((self.clock.now, "restored_server", "server"))
+                self.happened("restored_server", "server")
             self.line.kill_server, self._put_back = True, backup
 
         self.later(self.source.uniform(10.0, 60.0), put_back)
@@ -534,16 +557,17 @@ class Operation:
         found = load(self.config.place("output") / "model.emfed").params.means
         pooled = fit(gaussian_mixture(2), stayed, "em", rounds=300, seed=5).params.means
         delivered = [(self.places[n].folder / "model.emfed").exists() for n in stayed]
-        kinds = sorted({name for _, name, _ in self.events})
+        happened = Counter(name for *_, name, _ in self.events)
         return {
             "hours": (self.clock.now - 1000.0) / 3600.0,
             "masks": self.masks,
             "rounds": self.rounds,
             "starts_of_the_server": self.starts,
-            "events": {k: sum(name == k for _, name, _ in self.events) for k in kinds},
+            "events": dict(sorted(happened.items())),
             "difference": float(np.abs(np.sort(found, 0) - np.sort(pooled, 0)).max()),
             "longest_silence": self.silence,
             "silent_at": self.silent_at,
+            "longest_standstill": self.standstill,
             "unexplained": self.unexplained(),
             "delivered": sum(delivered),
             "of": len(stayed),
@@ -554,6 +578,7 @@ class Operation:
 def good(found: Mapping[str, Any]) -> bool:
     """Whether the hours kept what is promised."""
     silent = found["longest_silence"] > LONGEST_SILENCE
+    silent = silent or found["longest_standstill"] > LONGEST_STANDSTILL
     told = not found["unexplained"] and found["delivered"] == found["of"]
     return found["difference"] < FARTHEST and told and not silent
 

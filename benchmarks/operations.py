@@ -62,8 +62,9 @@ RULES = (
 FARTHEST = 0.05
 """Largest difference of a mean from that of EM over the rows of those who stayed: the last rounds
 are quantised."""
-LONGEST_SILENCE, EXPLAINED_SECONDS = 60.0, 20.0
-"""Until an event is to be told; the server looks for keys every four seconds."""
+LONGEST_SILENCE, EXPLAINED_SECONDS = 60.0, 40.0
+"""The second: until an event is to be told. A site calls again after half a minute at most, and the
+server looks for keys every four seconds."""
 
 
 STANDSTILL_SECONDS = 60.0
@@ -149,6 +150,9 @@ class Evening:
             return self.harm("disk", "serve", self.source.uniform(1.0, 5.0))
 
     def cut_line(self) -> str:
+        end = time.monotonic() + PATIENCE_SECONDS
+        while "s2" not in self.deployment.status.get("online", ()) and time.monotonic() < end:
+            time.sleep(0.2)  # there is no line to cut while it pauses between two calls
         return self.harm("cut", "s2", 1.0)  # it calls through the door
 
     def slow_line(self) -> str:

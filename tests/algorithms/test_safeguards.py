@@ -199,3 +199,17 @@ def test_where_em_crawls_answers_are_fine_here_and_at_sites_elsewhere(
     there = emfed.fit(make_model("diag"), RemoteFederation(LocalTransport(sites)), **options)
     np.testing.assert_allclose(there.statistics, fine.statistics, atol=1e-9)
     assert (there.rounds, there.bytes_up) == (fine.rounds, fine.bytes_up)
+
+
+def test_a_masked_round_that_tells_no_length_of_innovations_is_a_round(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """So it is where one site lies, or where nothing is new to anyone."""
+    run = opened("diag", masks=True)
+    exchange = run.federation.exchange
+    monkeypatch.setattr(
+        run.federation, "exchange", lambda asked: replace(exchange(asked), energies=np.zeros(1))
+    )
+    for _ in range(3):
+        run.step()
+    assert np.isfinite(run.state.statistics).all()

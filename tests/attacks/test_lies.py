@@ -17,6 +17,7 @@ from emfed.algorithms.steps import from_lattice, wrap_check
 from emfed.core.messages import Lattice
 from emfed.core.protocols import WHOLE, Phase, Request, View
 from emfed.core.registry import plain
+from emfed.core.storage import ScratchDisk
 from emfed.core.streams import Purpose, uniforms
 from emfed.core.wire import NEWS, Kind, decode_refusal, encode_question
 from emfed.fitting.session import Session
@@ -381,3 +382,37 @@ def test_two_sites_that_collude_are_left_with_the_sum_of_the_others(tmp_path: Pa
     np.testing.assert_allclose(left, TABLES["c"].sum(axis=0) + TABLES["d"].sum(axis=0), atol=1e-9)
     for name in "cd":
         assert np.abs(left - TABLES[name].sum(axis=0)).max() > 1
+
+
+def test_no_row_makes_a_masked_site_refuse(tmp_path: Path) -> None:
+    """At a slope of 1e151 squares are infinite for rows beyond some value, and nothing is told.
+
+    A site that refused there told the server on which side of any bound its largest value is.
+    """
+    rng = np.random.default_rng(0)
+    tables = {name: np.clip(rng.normal(size=(40, 2)), -0.5, 0.5) for name in "abc"}
+    tables["c"][0, 0] = 3.0
+    sites = masked_sites(tables, tmp_path, rules=SiteRules(), disk=ScratchDisk())
+    federation = RemoteFederation(LocalTransport(sites), attempts=1, pause=0.0)
+    session = Session(emfed.regression_mixture(2), federation, masks=True)
+    model = session.view(WHOLE)
+    session.begin(Phase(WHOLE, emfed.EM().resolve(model.layout), 0))
+
+    def finite(name: str, params: Any) -> bool:
+        return bool(np.isfinite(model.expected_statistics(tables[name], params)).all())
+
+    with np.errstate(all="ignore"):
+        for power in np.arange(148, 154, 0.1):
+            slopes = np.full_like(model.start(0).coefficients, 10.0**power)
+            here = model.statistics_of(replace(model.start(0), coefficients=slopes))
+            params = model.maximize(here)
+            if model.inside(here) and finite("a", params) and not finite("c", params):
+                break
+        else:
+            raise AssertionError("the attack needs such statistics.")
+        asked = (1, 0, "round", here, params, np.arange(3), np.full(3, -1))
+        request = Request(*asked, lattice=FINE, weights=session.weights, encode=True)
+        heard = federation.exchange(request)
+    assert not len(federation.missed)
+    assert not federation.refusals
+    assert heard.overflow  # the sum is lost, whoever's numbers were not finite

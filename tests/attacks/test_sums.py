@@ -417,10 +417,13 @@ WITH_PATIENT = {name: TABLES[name] for name in "abc"}
 WITH_PATIENT["c"] = np.vstack([TABLES["c"], PATIENT])
 
 
-def sums_of_a_shrinking_component(where: Path, least: int | None) -> tuple[list[Any], str]:
-    """Rows and mean of a component that ends with one row, in every S of a server that listens.
+def sums_of_a_shrinking_component(
+    where: Path, least: int | None, honest: bool = False
+) -> tuple[list[Any], str]:
+    """Rows and mean of a component that would end with one row, in every S of a run.
 
-    It begins around the patient, and so wide that it has some of the other rows.
+    It begins around the patient, and so wide that it has some of the other rows. A server that is
+    not honest goes on with whatever comes.
     """
     rules = replace(OPEN, smallest_component=least)
     sites = masked_sites(WITH_PATIENT, where, rules=rules, disk=ScratchDisk())
@@ -439,7 +442,7 @@ def sums_of_a_shrinking_component(where: Path, least: int | None) -> tuple[list[
     seen = []
     for _ in range(30):
         try:
-            run.step()
+            run.step() if honest else run._round()
         except emfed.ParticipationError as error:
             why = str(error)
             break
@@ -454,11 +457,25 @@ def test_a_site_does_not_go_on_where_a_component_of_the_sum_has_few_rows(tmp_pat
     assert seen[-1][0] == pytest.approx(1, abs=0.1)
     np.testing.assert_allclose(seen[-1][1], PATIENT, atol=0.05)  # the patient, to the server
     assert not why
-    seen, why = sums_of_a_shrinking_component(tmp_path / "floor", 10)
-    assert "fewer than 10 rows" in why
-    assert all(rows >= 10 for rows, _ in seen[:-1])
-    assert seen[-1][0] > 1.5
-    assert np.abs(seen[-1][1] - PATIENT).max() > 0.5
+    for least in (10, SiteRules().smallest_component):
+        seen, why = sums_of_a_shrinking_component(tmp_path / str(least), least)
+        assert f"fewer than {least} rows" in why
+        assert all(rows >= least for rows, _ in seen[:-1])
+        assert seen[-1][0] > 1.5
+        assert np.abs(seen[-1][1] - PATIENT).max() > 0.2
+
+
+def test_a_run_goes_on_without_a_component_that_has_few_rows(tmp_path: Path) -> None:
+    """The default rule ends no honest run: what shrinks is a copy of another from then on."""
+    least = SiteRules().smallest_component
+    assert least is not None
+    seen, why = sums_of_a_shrinking_component(tmp_path, least, honest=True)
+    assert not why
+    rows = np.array([rows for rows, _ in seen])
+    assert rows[0] > least
+    assert ((rows >= least) | (rows < 1e-6)).all()
+    assert rows[-1] < 1e-6
+    assert np.abs(seen[-1][1] - PATIENT).max() > 5  # where the others are
 
 
 def test_a_lying_server_gets_past_the_floor_on_components(tmp_path: Path) -> None:

@@ -167,6 +167,17 @@ def test_ledger_by_worker_and_kind() -> None:
     assert result.bytes_down == sum(r.bytes_down for r in result.records)
 
 
+def test_bytes_of_workers_add_up_to_the_total_where_a_monitor_looks_on() -> None:
+    """Reports have both; what a monitor asks is in neither."""
+    rows = [np.random.default_rng(i).normal(size=(30, 2)) for i in range(3)]
+    model, monitor = emfed.gaussian_mixture(2, "diag"), emfed.fitting.Monitor(every=1)
+    result = emfed.fit(model, rows, rounds=3, tol=0, monitor=monitor)
+    assert result.ledger.summary()["monitor"]["up"]["payload"] > 0
+    told = result.workers()
+    assert sum(told["bytes_up"]) == result.bytes_up
+    assert sum(told["bytes_down"]) == result.bytes_down
+
+
 def test_lost_and_repeated_messages_cost_what_they_cost() -> None:
     algorithm = emfed.FedEM(emfed.Dithering(2), step_size=0.3)
     inner = emfed.network.StackedFederation(emfed.data.as_workers(TABLES))

@@ -201,6 +201,33 @@ def test_who_is_silent_for_too_long_is_left_out_and_may_come_back(tmp_path: Path
     assert served.result.records[-1].answered == 3
 
 
+def test_who_is_back_is_asked_at_once_where_too_few_others_answer(tmp_path: Path) -> None:
+    """The run waited for the one that had just gone, beside two who had left and were there."""
+    here = {range(5): "abcd", range(5, 10): "abc", range(10, 15): "bc"}
+
+    def who(k: int) -> list[str]:
+        # From round 15 on c has gone for good, and a and d, who left before, are back.
+        return list(next((names for rounds, names in here.items() if k in rounds), "abd"))
+
+    transport = Changing(sites(tmp_path), who)
+    served = serve(
+        make_model("tied", k=2),
+        ALGORITHM,
+        transport,
+        tmp_path / "s",
+        rounds=90,
+        minimum=2,
+        patience=2,
+        attempts=3,
+        callbacks=[transport.tick],
+    )
+    assert not served.refusals
+    stayed = [table for key, table in zip(KEYS, TABLES, strict=True) if key != "c"]
+    found = served.result.params
+    for name, values in optimum(stayed, "tied", found).arrays().items():  # EM does not leave it
+        np.testing.assert_allclose(getattr(found, name), values, atol=1e-3)
+
+
 def test_bytes_of_all_stages_are_those_that_crossed(tmp_path: Path) -> None:
     scales = Scales(LocalTransport(sites(tmp_path, SiteRules.loosest(largest_rounds=7))))
     totals = []

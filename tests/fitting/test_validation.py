@@ -70,7 +70,7 @@ def test_a_site_unlike_the_others_is_named_and_the_others_are_served() -> None:
     assert told.clear[2].any()
     assert "East" in told.remark()
     assert "sites would gain" in fit_page(result).text[0]
-    assert "East): see Result.adapt" in fit_page(result).text[0]
+    assert "East): emfed adapt" in fit_page(result).text[0]
     assert told.verdicts[2].startswith("gains")
     assert told.without[2] < told.common[2] < max(told.adapted[2], told.alone[2])
 

@@ -358,3 +358,14 @@ def test_probabilities_under_a_floor_are_the_constrained_optimum(seed: int, floo
     if free.any():
         assert np.ptp(gradient[free]) < 1e-6 * gradient[free].max()
         assert np.all(gradient <= gradient[free].max() * (1 + 1e-9))
+
+
+@pytest.mark.parametrize("rate", [0.3, 40.0, 0.99e6, 1.01e6])
+def test_counts_are_drawn_by_inversion_at_any_rate(rate: float) -> None:
+    u = np.random.default_rng(0).random(200)
+    found = emfed.models.Poisson().draw(np.full((200, 1), rate), np.ones(200), u)
+    assert np.abs(found - stats.poisson.ppf(u, rate)).max() <= (rate > 1e6)
+    huge = emfed.models.Poisson().draw(
+        np.full((9, 1), 1e250), np.ones(9), u[:9]
+    )  # for ever, before
+    np.testing.assert_allclose(huge, 1e250)

@@ -14,6 +14,7 @@ import pytest
 
 import emfed
 from emfed.artifacts.disclosure import least_rows, protections
+from emfed.core.storage import ScratchDisk
 from emfed.core.wire import Kind, kind_of
 from emfed.data.tables import WorkerTables
 from emfed.models.row_owner import RowOwner
@@ -67,6 +68,44 @@ def test_ranges_competing_starts_and_likelihoods_are_sums_too(tmp_path: Path) ->
     here, there = both(tmp_path, model, "auto", **more)
     np.testing.assert_allclose(there.statistics, here.statistics, rtol=0, atol=1e-7)
     np.testing.assert_array_equal(there.ledger.counts, here.ledger.counts)
+
+
+OUTLIERS = {
+    name: np.vstack([table, [[30.0 + 9 * i, -40.0]]]) if i < 2 else table
+    for i, (name, table) in enumerate(TABLES.items())
+}
+
+
+@pytest.mark.filterwarnings("ignore::emfed.EmfedWarning")
+@pytest.mark.parametrize(
+    ("model", "numbers"),
+    [
+        (emfed.gaussian_mixture(4, "tied"), None),
+        (emfed.gaussian_mixture(1, "tied"), "2:4"),
+        (emfed.k_means(4), None),
+    ],
+)
+def test_what_has_few_rows_of_all_sites_is_left_out_alike(
+    model: Any, numbers: str | None, tmp_path: Path
+) -> None:
+    """The default floor on components: two outliers take components that no site would go on from.
+
+    The run of a simulation is that of a network under the default rules, and no site refuses.
+    """
+    settings = SETTINGS | {"rounds": 15, "n_components": numbers, "likelihood": True}
+    here = emfed.fit(model, OUTLIERS, "auto", **settings)
+    sites = masked_sites(OUTLIERS, tmp_path, rules=SiteRules(), disk=ScratchDisk())
+    network = RemoteFederation(LocalTransport(sites), attempts=1)
+    there = emfed.fit(model, network, "auto", **settings)
+    assert not network.refusals
+    np.testing.assert_allclose(there.statistics, here.statistics, rtol=0, atol=1e-7)
+    np.testing.assert_array_equal(there.ledger.counts, here.ledger.counts)
+    rows = here.model.component_shares(here.statistics) * here.samples
+    assert ((rows >= 3) | (rows < 1e-6)).all()
+    bare = emfed.fit(model, OUTLIERS, "auto", **settings | {"masks": False})
+    rows = bare.model.component_shares(bare.statistics) * bare.samples
+    assert rows.min() < 3  # or there would be nothing to leave out
+    assert any("fewer than 3 rows" in remark for remark in here.facts.settings["remarks"])
 
 
 class Noting(LocalTransport):

@@ -65,7 +65,11 @@ from emfed.network.deployment.approval import answer_fit, pending_fits
 from emfed.network.deployment.config import read_config
 from emfed.network.deployment.console import Console, health, page_address
 from emfed.network.deployment.doctor import look_at_server, look_at_site
-from emfed.network.deployment.hosting import WebSocketServerSupervisor, recognise
+from emfed.network.deployment.hosting import (
+    ServerSupervisor,
+    WebSocketServerSupervisor,
+    recognise,
+)
 from emfed.network.deployment.orders import (
     Orders,
     StandingOrders,
@@ -246,6 +250,33 @@ def test_a_run_is_paused_extended_and_finished_by_the_operator(tmp_path: Path) -
     assert {s["why"] for s in run.said if s["state"] == "running" and "round" in s} == {""}
 
 
+class Idle(ServerSupervisor):
+    """Notes whether a server would be started."""
+
+    started = False
+
+    def work(self, report: Callable[[dict[str, Any]], None]) -> None:
+        self.started = True
+
+
+@pytest.mark.parametrize(
+    ("converged", "finish", "goes_on"),
+    [(False, False, True), (True, False, False), (False, True, False)],
+)
+def test_a_run_that_was_extended_and_then_ended_does_not_begin_again(
+    converged: bool, finish: bool, goes_on: bool, tmp_path: Path
+) -> None:
+    """Started again it asked its sites, who had gone home, for a round more, for a day."""
+    run = Ordered(tmp_path, {})
+    recognise(run.folder, run.config)
+    ended = {"round": 40, "rounds": 500, "converged": converged, "untold": []}
+    Status(run.folder).say("finished", **ended)
+    change_orders(run.folder, rounds=500, finish=finish)
+    server = Idle(replace(run.config, server=replace(run.config.server, page=0)), insecure=True)
+    server.run(lambda status: None)
+    assert server.started is goes_on
+
+
 def test_who_is_expelled_before_the_first_round_is_not_waited_for(tmp_path: Path) -> None:
     run = Ordered(tmp_path, {})
     change_orders(run.folder, expelled={"s2": "away", "a typing error": ""})
@@ -384,6 +415,22 @@ def test_the_page_answers_its_owner_on_this_machine_alone(tmp_path: Path) -> Non
         page = asked(address)[1] + asked(address, "page.js")[1] + asked(address, "page.css")[1]
         assert not re.search(r"https?://|//[a-z]", page), "nothing from elsewhere"
         assert "innerHTML" not in page
+
+
+def test_a_page_whose_port_is_taken_says_so_and_listens_elsewhere(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A monitor that was told of the port looked at somebody else's page."""
+    Status(tmp_path).say(**STATUS)
+    other = tmp_path / "other"
+    other.mkdir()
+    with (
+        Console(tmp_path, 0, lambda: run_view(tmp_path)) as first,
+        Console(other, first.port, lambda: run_view(tmp_path)) as second,
+    ):
+        assert second.port != first.port
+        assert f"the page cannot have port {first.port}: Address already in use" in caplog.text
+        assert asked(str(page_address(other)))[0] == 200
 
 
 def test_two_operators_who_expel_at_once_do_not_undo_each_other(tmp_path: Path) -> None:

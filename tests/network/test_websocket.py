@@ -475,19 +475,21 @@ def test_a_half_open_line_is_noticed_at_both_ends(
         assert ask(server) == {"oslo": b"?"}
 
 
-def test_a_peer_that_stops_reading_holds_up_nobody(
-    folder: Path, server: WebSocketTransport, site: Any
-) -> None:
-    site("bergen")
-    with Door(server.port) as door:
-        site(port=door.port)
-        server.wait_for(2, 5)
+def test_a_peer_that_stops_reading_holds_up_nobody(folder: Path, site: Any) -> None:
+    silence = 3.0  # sites and server share this process, and 20 MB keep it busy for a while
+    with (
+        WebSocketTransport("127.0.0.1", 0, folder / "keys", silence=silence, absent=3.0) as server,
+        Door(server.port) as door,
+    ):
+        site("bergen", port=server.port, silence=silence)
+        site(port=door.port, silence=silence)
+        server.wait_for(2, 10)
         time.sleep(0.1)
         door.stall()
         began = time.monotonic()
         # Nobody reads at the other end of oslo's line: 20 MB do not fit in its buffers.
-        assert set(ask(server, b"x" * 20_000_000, 8.0)) == {"bergen"}
-        assert time.monotonic() - began < 1.3 * QUICK + 3
+        assert set(ask(server, b"x" * 20_000_000, 120.0)) == {"bergen"}
+        assert time.monotonic() - began < 60, "not until the deadline"
         assert server.workers() == ["bergen"]
 
 

@@ -361,10 +361,7 @@ class AutoEM(Algorithm):
         """
         if not self._guarded or 2 * gain <= safeguards.FAR or seen.request.lattice is not None:
             return np.inf
-        weight = safeguards.weight_ahead(seen)
-        if np.isnan(weight):  # the other components go on
-            return LEAST_NOISE_NATS / len(seen.mean_field)
-        return max(NOISE_AHEAD * self._boldness, LEAST_NOISE_AHEAD) / weight
+        return max(NOISE_AHEAD * self._boldness, LEAST_NOISE_AHEAD) / safeguards.weight_ahead(seen)
 
     @property
     def _boldness(self) -> float:
@@ -448,7 +445,7 @@ class AutoEM(Algorithm):
         waited = steps.Moved(seen.state.statistics, 0.0, 0), extras | {"waits": np.array(waits + 1)}
         if patient and seen.noise > limit:
             return waited
-        extras = {name: extras[name] for name in extras if name not in ("waits", "sure")}
+        extras = {name: extras[name] for name in extras if name not in ("waits", "sure", "sharp")}
         tells = self._guarded and complete and seen.request.kind != "local"
         if self._guarded and complete:
             if phase == safeguards.JUDGE:
@@ -464,8 +461,8 @@ class AutoEM(Algorithm):
         elif phase > safeguards.PLAIN:  # somebody is missing: one more plain step
             phase -= 1
         ahead = self._stands_ahead(seen, gain)
-        if patient and seen.noise > ahead:
-            return waited
+        if patient and seen.noise > ahead:  # often far beyond: coarse answers would take for ever
+            return waited[0], waited[1] | {"sharp": np.ones(())}
         move, extras = self._move(seen, gain, extras)
         fine = phase or number(extras, "crawls")
         coarsest = COARSEST_LOCAL_STEP if seen.request.kind == "local" else COARSEST_STEP
@@ -504,7 +501,9 @@ class AutoEM(Algorithm):
 
     def _move(self, seen: Seen, gain: float, extras: Extras) -> tuple[FloatArray, Extras]:
         """H, and some of the way from the point that the last step led to, while it helps."""
-        here, mean_field = seen.state.statistics, self._expanded(seen, extras)
+        here, mean_field = seen.state.statistics, seen.mean_field
+        if 2 * gain < MOMENTUM_BELOW:  # far from an optimum plain steps keep EM's basin
+            mean_field = self._expanded(seen, extras)
         ahead = here + mean_field
         run = ahead - extras.get("ahead", ahead)
         local = seen.request.kind == "local"
@@ -549,7 +548,8 @@ class AutoEM(Algorithm):
 
     def asks(self, state: ServerState) -> RequestKind:
         extras = dict(state.extras)
-        if number(extras, "probe") >= safeguards.PURE_FROM or number(extras, "crawls"):
+        sharp = number(extras, "probe") >= safeguards.PURE_FROM or number(extras, "sharp")
+        if sharp or number(extras, "crawls"):
             return "fine"
         # where somebody was missing S is not the mean of what all saw
         alike = number(extras, "local") and number(extras, "missing") < 1e-9

@@ -1,7 +1,8 @@
 """What keeps `AutoEM` from doing harm, and from stopping too early; all of it at the server.
 
 *Never worse.* The messages tell how noisy H is. Where that is more than the parameters stand, here
-or where H leads, S waits a round, in which workers send what was missing. And with H at both ends
+or where H leads, S waits a round, in which workers send what was missing (finely, if a long step
+leads to where the parameters stand little). And with H at both ends
 of a step the server knows what the step did. U being `Model.surrogate` and s-bar = S + H, for any
 theta and theta'
 
@@ -54,9 +55,6 @@ FAR, PROBES = 0.02, 4
 """|H|^2 in the metric from which on `weight_ahead` is looked at, and the vectors of signs that tell
 it. Neither is tuned: shorter steps hardly change a metric, and only the order of magnitude
 matters."""
-DYING = 0.01
-"""The part of its rows below which a component that H leads to is about to have none. A far step of
-the spherical mixture of `anes96` with K=6 (`benchmarks estimators`) leaves 1e-18 of them."""
 WORSE = 1e-3
 """Nats a sample that a step may seem to lose before it is undone."""
 LEAP, LEAPS = 2.0, 100.0
@@ -131,6 +129,8 @@ def apart(seen: Seen, replies: Replies, weights: FloatArray, share: float) -> fl
         return np.inf
     if seen.request.lattice is not None:
         told = steps.energy_of(seen.request, replies, seen.state, seen.mean_field)
+        if "innovation" not in told:  # no length was told, now or before: nothing is new to anyone
+            return np.inf
         squared = float(told["innovation"])
         mean = seen.metric.whiten(seen.mean_field / total)
         return max(1e-3, squared / share - float(mean @ mean))
@@ -151,17 +151,14 @@ def weight_ahead(seen: Seen) -> float:
 
     It is the sum over a region, and the largest one counts. Components that get narrow in one step,
     as on columns with one value in most rows, stand a thousandth of the noise, or less, that was
-    small beside what they were. Infinite where H leads out of the domain. NaN where that is a
-    component that loses nearly all its rows at once: there no answer is fine enough.
+    small beside what they were. Infinite where H leads out of the domain.
     """
     model, here = seen.model, seen.state.statistics
     signs = np.sign(uniforms(0, 0, Purpose.PROBE, np.arange(PROBES), len(here)) - 0.5)
     with np.errstate(all="ignore"):  # noise may lead anywhere
         ahead = model.protect(here, here + seen.mean_field)
         if not model.inside(ahead):
-            masses = [c for n, c in model.layout.slices.items() if n.rpartition("/")[2] == "mass"]
-            dies = any((ahead[cut] < DYING * here[cut]).any() for cut in masses)
-            return np.nan if dies else np.inf
+            return np.inf
         metric = model.metric(model.maximize(ahead))
         white = (metric.whiten(seen.metric.unwhiten(signs)) ** 2).mean(axis=0)
         weight = max(float(white[cut].sum()) for cut in model.regions)

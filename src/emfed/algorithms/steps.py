@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import fsum
@@ -32,6 +34,7 @@ from emfed.core.protocols import (
 from emfed.core.streams import Purpose, choose, choose_distinct, uniforms
 from emfed.core.wire import decode_payload, encode_payload, floats_size, payload_sizes
 
+logger = logging.getLogger(__name__)
 _WORD = (1 << 64) - 1
 StepSize = float | Callable[[int], float]
 """gamma: one number, or a function of the round (which counts from 1)."""
@@ -224,9 +227,11 @@ def hold_upload(
     innovations = targets - task.states["memory"][fresh]
     if not np.isfinite(innovations).all():
         bad = int(workers[~np.isfinite(innovations).all(axis=1)][0])
-        raise NumericalError(
-            f"worker {bad}, round {request.round}: the E-step gave a number that is not finite."
-        )
+        words = f"worker {bad}, round {request.round}: the E-step gave a number that is not finite."
+        if request.lattice is None or not request.encode:
+            raise NumericalError(words)
+        # A masked site that refused would tell that a row of its own is beyond some bound.
+        logger.error("%s Random numbers take its place in the masked sum, which is lost.", words)
     if request.lattice is not None:
         sent = to_lattice(model, seed, request, fresh, innovations)
     else:
@@ -265,14 +270,15 @@ def to_lattice(
     The last four of them are the squared length of what was rounded, in units of the lattice, and
     `wrap_check`, in two words each. Nothing is clipped: a server that names a narrow lattice would
     have all workers clipped but one, and read that one off the sum. Modulo a power of two a sum is
-    still a sum.
+    still a sum. Vectors that are not finite are random numbers in it, so that it shows no room.
     """
     lattice, q = request.lattice, vectors.shape[-1]
     assert lattice is not None
     assert request.weights is not None
     metric, weights = model.metric(request.params), request.weights[fresh][:, None]
     u = uniforms(seed, request.round, Purpose.COMPRESSION, request.workers[fresh], q)
-    scaled = metric.whiten(vectors) * (weights / lattice.step)
+    lost = np.logical_not(np.isfinite(vectors).all(axis=1))
+    scaled = metric.whiten(np.where(lost[:, None], 0.0, vectors)) * (weights / lattice.step)
     symbols = np.floor(scaled + u)
     values = metric.unwhiten((symbols - (u - 0.5)) * lattice.step) / weights
     energies = np.ceil((scaled**2).sum(axis=1) / (q * ENERGY_UNIT))
@@ -283,6 +289,7 @@ def to_lattice(
     checks = [wrap_check(map(int, np.nan_to_num(row).tolist()), lattice) for row in symbols]
     split = np.array([(c & _WORD, c >> 64) for c in checks], dtype=np.uint64).view(np.int64)
     told = np.column_stack([words, _modular(energies), _modular(high), split])
+    told[lost] = np.frombuffer(os.urandom(told[lost].nbytes), np.int64).reshape(told[lost].shape)
     return Sent(values, rates, sizes, told.tobytes(), energies)
 
 

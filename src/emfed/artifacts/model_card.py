@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from emfed.core.ledger import Ledger
+from emfed.core.ledger import KINDS, Ledger
 from emfed.core.protocols import FloatArray, IntArray
 from emfed.core.version import __version__
 from emfed.models.component_summaries import width_of
@@ -154,7 +154,8 @@ def worker_table(ledger: Ledger, facts: Facts | None) -> dict[str, list[Any]]:
     """One row per worker: name, rows, messages and bytes each way, and fit where it is known."""
     n = ledger.counts.shape[-1]
     names = [str(i) for i in range(n)] if ledger.names is None else list(ledger.names)
-    messages, payload, envelope = (ledger.counts[:, :, part].sum(axis=0) for part in range(3))
+    counted = ledger.counts[: KINDS.index("monitor")]  # what totals count, too
+    messages, payload, envelope = (counted[:, :, part].sum(axis=0) for part in range(3))
     table: dict[str, list[Any]] = {"worker": names}
     if facts is not None:
         table["rows"] = facts.rows.tolist()

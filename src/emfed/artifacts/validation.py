@@ -92,7 +92,7 @@ class Validation:
         named = ", ".join(better[:8]) + (", ..." if len(better) > 8 else "")
         return (
             f"held-out rows: {len(better)} of {len(self.workers)} {who}s would gain from a model "
-            f"of their own ({named}): see Result.adapt, `emfed adapt`."
+            f"of their own ({named}): emfed adapt, or Result.adapt in Python, makes one."
         )
 
     def __str__(self) -> str:

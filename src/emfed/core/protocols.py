@@ -193,6 +193,14 @@ class Model(ABC):
         mass = self.layout.split(statistics).get("mass", statistics[..., :0])
         return mass.reshape(*statistics.shape[:-1], -1)
 
+    def component_shares(self, statistics: FloatArray) -> FloatArray:
+        """How much of a row each component has of an average row, ``(..., components)``.
+
+        None where there are no components. Steps of sequences are rows here.
+        """
+        mass = self.layout.split(statistics).get("mass", statistics[..., :0])
+        return mass.reshape(*statistics.shape[:-1], -1)
+
     def summary_shares(self, summary: Summaries) -> FloatArray:
         """The same of one worker's summary, ``(groups,)``."""
         return np.ravel(summary.get("observed", np.ones(1)))
@@ -808,6 +816,11 @@ class Federation(ABC):
     def leave_out(self, workers: IntArray) -> None:
         """Ask these no questions from now on: they are away."""
         return
+
+    @property
+    def returned(self) -> IntArray:
+        """Workers that were left out and could be asked now."""
+        return np.empty(0, dtype=np.int64)
 
     @abstractmethod
     def scores(self, question: Question) -> FloatArray:

@@ -27,7 +27,7 @@ def is_frame(table: Any) -> bool:
 
 
 def check_kind(table: Any, where: str) -> Any:
-    """A table that is at hand: a lazy frame is collected, a grouping refused."""
+    """A table that is at hand: a lazy frame is collected, a grouping or a mask refused."""
     kind = type(table).__name__
     if kind == "LazyFrame":
         return table.collect()
@@ -36,6 +36,8 @@ def check_kind(table: Any, where: str) -> Any:
             f"{where}: got a {kind}; give the data frame itself, and the column that it is grouped "
             "by as groups."
         )
+    if isinstance(table, np.ma.MaskedArray):  # numpy would go on without the mask
+        raise DataError(f"{where}: masked arrays are not taken; fill or drop what is masked.")
     return table
 
 
@@ -56,8 +58,6 @@ def read_table(
         table = frame_values(table, where, categories)
     if is_array_api_obj(table) and not is_numpy_array(table):
         return as_tensor(table), columns
-    if isinstance(table, np.ma.MaskedArray):
-        raise DataError(f"{where}: masked arrays are not taken; fill or drop what is masked.")
     try:
         rows = np.asarray(table)
     except ValueError:

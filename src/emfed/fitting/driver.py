@@ -63,6 +63,7 @@ from emfed.fitting.starts import NOT_INSIDE, search
 from emfed.fitting.stopping import PATIENCE, Callback, Monitor, Stop, remaining
 from emfed.fitting.validation import with_validation
 from emfed.models.binding import Bound
+from emfed.models.components import SMALLEST_COMPONENT
 from emfed.models.devices import Precision
 from emfed.models.side_by_side import MOST_PARTS, SideBySide, SideBySideParameters
 from emfed.network import FEDERATIONS, InProcessFederation, RayFederation
@@ -275,17 +276,20 @@ def _settled_course(
 def _compared(course: _Course, hooks: Sequence[Callback], watch: Watch) -> _Course:
     """Ask everyone how well the candidates fit; do without those who refuse that for good.
 
-    The others make rounds for a model of their own rows, as after anybody has left, and are asked
+    Where too few answer, those who had left and are back may count again, by a round. Those who
+    are here make rounds for a model of their own rows, as after anybody has left, and are asked
     again. A run that was told to end makes one round, which binds its model to them.
     """
     run, stopped, dropped = course.run, course.stopped, course.candidates.dropped
+    back: set[int] = set()
     while True:
         try:
             for place in tuple(dropped):  # it remembers what it is told
                 course.candidates.values(place)
             return replace(course, stopped=stopped, told=run.ask("values"))
         except ParticipationError:
-            if not len(run.session.refusing):
+            asked, back = back, set(run.federation.returned.tolist())
+            if not (len(run.session.refusing) or back - asked):
                 raise
         with _carrying_result(run):
             record = run.step()
@@ -1114,6 +1118,12 @@ def run_remarks(run: Run, stopped: str) -> list[str]:
         remarks.append(
             f"{left} left before the end and does not count: the model is that of the other "
             f"{int(here.sum())}, with {session.samples} rows."
+        )
+    if run.thinned:
+        remarks.append(
+            f"a component had fewer than {SMALLEST_COMPONENT} rows of all sites together, of which "
+            "owners do not tell by default: its rows went to another one, so the fit is another "
+            "than without masks. Fewer components, or outliers treated first, avoid it."
         )
     if stopped == "bytes" and run.records[-1].round == 0:
         spent = run.ledger.total("up") + run.ledger.total("down")

@@ -50,6 +50,7 @@ from emfed.core.wire import count_sizes, floats_size, numbers_size
 from emfed.fitting.session import Session, recast
 from emfed.fitting.stopping import PATIENCE, Callback, Monitor, Stop
 from emfed.fitting.verifying import better, verify
+from emfed.models.side_by_side import leave_out_thin
 
 LEFT_BY_WORD = 100.0
 """A run that says it converged to so many nats has at most so many times as many left: the promise
@@ -280,6 +281,8 @@ class Run(Rounds):
         self._verify_from = 0
         self.reseeds = 0
         """How often components without rows were put to use."""
+        self.thinned = 0
+        """How often components with too few rows for a masked sum were left out."""
         self.kept: FloatArray | None = None
         """The best place where the run converged, while it looks for a better one."""
         self.idle_moves = 0
@@ -380,8 +383,8 @@ class Run(Rounds):
         params = self.model.maximize(statistics)
         return self.session.ask("values", self.view, params, informed=informed)
 
-    def plan(self) -> Request:
-        """Who is asked in the next round, and what."""
+    def plan(self, more: IntArray | None = None) -> Request:
+        """Who is asked in the next round, ``more`` among them, and what."""
         state, n = self.state, self.federation.size
         start = state.round == 0
         drawn = (
@@ -390,6 +393,7 @@ class Run(Rounds):
             else self.participation.draw(self.seed, state.round, n)
         )
         workers = self.session.attendance.asked(drawn, look=self.purpose == "round")
+        workers = workers if more is None else np.union1d(workers, more)
         told, params, masks = self.algorithm.told(state), None, self.session.masks
         if self.session.supports is None:
             params = self.model.maximize(settled(told)) if masks else self.params
@@ -454,6 +458,20 @@ class Run(Rounds):
             taken = taken.take(np.argsort(taken.workers, kind="stable"))
         return taken
 
+    def _gathered(self) -> tuple[Request, Replies]:
+        """A round and its replies. Where too few answer, who left and is back is asked, too.
+
+        Else a run waits for one who has just gone, beside others who are there and may count.
+        """
+        request = self.plan()
+        try:
+            return request, self.gather(request)
+        except ParticipationError:
+            wider = self.plan(more=self.federation.returned)
+            if len(wider.workers) == len(request.workers):
+                raise
+        return wider, self.gather(wider)
+
     def _exchanged(self, asked: Request, request: Request) -> Replies:
         """What comes of one exchange with some of those whom the round asks."""
         prices = self.session.prices
@@ -501,16 +519,38 @@ class Run(Rounds):
 
     def step(self) -> RoundRecord:
         """One round."""
+        self._leave_out_thin()
+        record = self._round()
+        self._leave_out_thin()  # a run may end here, and its result is for all to see
+        return record
+
+    def _leave_out_thin(self) -> None:
+        """Under masks a component with fewer rows of all workers than owners tell of is none.
+
+        A site would not go on from there, and what it told would be those rows. As a copy of the
+        heaviest a component tells nothing, see `as_copies`; all memories start at zero.
+        """
+        if not self.session.counts_components:
+            return
+        statistics = leave_out_thin(self.model, self.state.statistics, self.samples)
+        if statistics is self.state.statistics or not self.model.inside(statistics):
+            return
+        self.thinned += 1
+        self.first = leave_out_thin(self.model, self.first, self.samples)
+        self.restart(statistics)
+
+    def _round(self) -> RoundRecord:
         looked = self._diagnose(self.state)
         began = time.perf_counter()
-        state, request = self.state, self.plan()
+        state = self.state
         if self.session.masks:
+            request = self.plan()
             replies, heard = self.gather_sum(request)
             if replies.overflow and not len(replies.lost_memory):
                 return self._widen(request, replies, looked, time.perf_counter() - began)
             self._widened = 0
         else:
-            replies = self.gather(request)
+            request, replies = self._gathered()
             heard = np.union1d(replies.workers, replies.lost_memory)
         lost = replies.lost_memory
         if self.federation.overtaken:
@@ -572,8 +612,8 @@ class Run(Rounds):
         self._widened += 1
         if self._widened > WIDENED or request.kind == "start":
             raise NumericalError(
-                "the statistics are too large for masked sums of this algorithm: use other units "
-                "of the columns."
+                "the statistics are too large for masked sums of this algorithm, or not finite at "
+                "some site, whose log says so: use other units of the columns."
             )
         state = self.state
         told = replace(
@@ -755,6 +795,7 @@ class Run(Rounds):
             "followed": self._followed,
             "verify_from": self._verify_from,
             "reseeds": self.reseeds,
+            "thinned": self.thinned,
             "idle_moves": self.idle_moves,
             "round": self.state.round,
             "generation": self.state.generation,
@@ -795,6 +836,7 @@ class Run(Rounds):
         self.model, self._followed = self.session.view(self.view), description["followed"]
         self._verify_from, self.reseeds = description["verify_from"], description["reseeds"]
         self.idle_moves, self.kept = description.get("idle_moves", 0), arrays.get("kept")
+        self.thinned = description.get("thinned", 0)
         if self.session.supports is not None and not self.session.attendance.here.all():
             self._attended(self.state)
         self.algorithm = self._resolved()

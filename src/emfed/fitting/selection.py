@@ -12,7 +12,7 @@ import numpy as np
 from emfed.artifacts.result import CRITERIA, Result, criterion
 from emfed.core.protocols import BoolArray, FloatArray, HeldUp, Model
 from emfed.models import HiddenMarkov
-from emfed.models.components import TRACE, as_copies
+from emfed.models.components import TRACE, as_copies, passed_on
 
 ATOM_SHARE, ROWS_PER_PARAMETER = 0.2, 5.0
 """Rows at one value of a column are an atom of it if they are this share of all, and this many for
@@ -177,10 +177,7 @@ def collapses(result: Result) -> bool:
 
 def empty_components(model: Any, statistics: FloatArray, rows: int) -> BoolArray:
     """Which components explain less than half a row, whatever the unit of weights is."""
-    if "mass" not in model.layout.slices:
-        return np.zeros(1, dtype=bool)
-    steps = model.length if isinstance(model, HiddenMarkov) else 1.0  # of a sequence: they are rows
-    return np.asarray(statistics[model.layout.slices["mass"]] < 0.5 / (rows * steps))
+    return np.asarray(model.component_shares(statistics) * rows < 0.5)
 
 
 def without_empty(result: Result, rows: int, remarks: list[str]) -> Result:
@@ -194,7 +191,13 @@ def without_empty(result: Result, rows: int, remarks: list[str]) -> Result:
     empty = empty_components(model, result.statistics, rows)
     if not empty.any() or empty.all():
         return result
-    statistics = as_copies(model.layout, result.statistics, empty)
+
+    def loss(there: FloatArray) -> float:
+        inside = model.inside(there)
+        return float(model.surrogate(there, model.maximize(there))) if inside else np.inf
+
+    kept = passed_on(model.layout, result.statistics, empty, loss)
+    statistics = as_copies(model.layout, kept, empty)
     if model.inside(statistics):
         params = model.to_user(model.maximize(statistics))
         result = replace(result, statistics=statistics, params=params)

@@ -28,6 +28,7 @@ from emfed.core.protocols import (
 from emfed.core.wire import encode_numbers, is_grid
 from emfed.fitting.settings import worker_weights
 from emfed.models.binding import Bound, of_columns
+from emfed.models.components import thin
 from emfed.models.naming import columns_named
 from emfed.network.inprocess import answer_width
 from emfed.network.masking import SMALLEST_SET
@@ -211,6 +212,14 @@ class Session:
         self.phase = federation.last_phase
         self.evaluations = 0
         """Conditional expectations computed before the rounds of the fit."""
+
+    @property
+    def counts_components(self) -> bool:
+        """Whether workers look at how many rows each component of a sum has, see `thin`.
+
+        Where they count alike the sum does not tell that.
+        """
+        return self.masks and not self.federation.uniform and self.supports is None
 
     @property
     def columns(self) -> tuple[str, ...] | None:
@@ -402,7 +411,8 @@ class Session:
             return params, None
         model = self.view(view)
         coarse = rounded_statistics(model, params, QUESTION_LOSS)
-        if is_grid(encode_numbers(coarse)):
+        few = self.counts_components and thin(model.component_shares(coarse), self.samples).any()
+        if is_grid(encode_numbers(coarse)) and not few:
             return model.maximize(coarse), coarse
         return model.maximize(params), None
 

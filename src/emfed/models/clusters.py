@@ -35,9 +35,11 @@ from emfed.core.registry import register_model, stored
 from emfed.core.streams import Purpose, normals, uniforms
 from emfed.models.component_summaries import Portrait, centre_portrait
 from emfed.models.components import (
+    SMALLEST_COMPONENT,
     SMALLEST_MASS,
     check_rows_suffice,
     halved,
+    keep_copies,
 )
 from emfed.models.devices import MOST_COMPONENTS, Features, Pass, labels, ragged, sweep
 from emfed.models.metric import narrow_columns
@@ -354,6 +356,7 @@ class Clusters(Model):
 
     def protect(self, before: FloatArray, after: FloatArray) -> FloatArray:
         """A cluster without rows stays where it is, with a trace of mass."""
+        after = keep_copies(self.layout, before, after)
         gone = after[self.layout.slices["mass"]] < 2 * SMALLEST_MASS
         if not gone.any():
             return after
@@ -699,7 +702,8 @@ class Buckets(Model):
     def protect(self, before: FloatArray, after: FloatArray) -> FloatArray:
         """Buckets of hardly any rows are unused from now on; if all are, nothing has changed."""
         parts = self.layout.split(after)
-        kept = parts["mass"] > LEAST / self.most
+        least = max(LEAST / self.most, SMALLEST_COMPONENT / max(self.inner.samples, 1))
+        kept = parts["mass"] > least
         if not kept.any():
             return before
         return self.layout.join(

@@ -253,27 +253,29 @@ class Columns:
             )
         xp = array_namespace(data)
         for rows, _ in blocks(data, None, data.shape[-1]):
+            at = where, columns if self.names is None else self.names, first
             for group in self.groups:
                 y = xp.astype(_columns(xp, rows, group.columns), xp.float64, copy=False)
                 bad = ~group.family.allowed(xp, y)
                 bad = bad & ~xp.isnan(y) if self.missing else bad
-                self._complain(rows, bad, group.columns, group.family.support, where, first)
+                self._complain(rows, bad, group.columns, group.family.support, at)
                 if group.exposures is not None:
                     e = xp.astype(_columns(xp, rows, group.exposures), xp.float64, copy=False)
                     bad = ~(xp.isnan(e) | ((e > 0) & (e <= 1e140)))
                     words = "a positive exposure"
-                    self._complain(rows, bad, group.exposures, words, where, first)
+                    self._complain(rows, bad, group.exposures, words, at)
             first += rows.shape[-2]
 
     def _complain(
-        self, rows: Any, bad: Any, columns: IntArray, words: str, where: str, first: int
+        self, rows: Any, bad: Any, columns: IntArray, words: str, at: tuple[str, Names, int]
     ) -> None:
-        """Name the first bad entry of ``(..., m, c)``."""
+        """Name the first bad entry of ``(..., m, c)``; whose rows, and from which on, is ``at``."""
         if not bool(array_namespace(bad).any(bad)):
             return
         *_, row, which = np.argwhere(to_numpy(bad) != 0)[0].tolist()
         column = int(columns[which])
-        name = str(column) if self.names is None else repr(self.names[column])
+        where, names, first = at
+        name = str(column) if names is None else repr(names[column])
         value = float(to_numpy(rows)[..., row, column].ravel()[0])
         tail = "or NaN for a missing value" if self.missing else "and no NaN (say missing=True)"
         raise DataError(

@@ -44,6 +44,10 @@ def symmetric(first: FloatArray, off: FloatArray, second: FloatArray) -> FloatAr
     return np.stack(rows, axis=-2)
 
 
+NORMAL_COUNTS = 1e6
+"""The rate from which on counts are drawn by a normal quantile with its first correction (Cornish
+and Fisher), which is then right to a count. The exact one takes milliseconds a number there, and a
+server that named a rate of 1e250 kept a site busy for ever."""
 IMPOSSIBLE = 1e-9
 """Sums over rows are exact to rounding: what lies further outside of the possible is noise."""
 
@@ -366,12 +370,17 @@ class Poisson(Family):
 
     def draw(self, theta: FloatArray, exposure: FloatArray, u: FloatArray) -> FloatArray:
         """Draw by inversion: the smallest count whose distribution function reaches u."""
-        from scipy.special import pdtr, pdtrik
+        from scipy.special import ndtri, pdtr, pdtrik
 
-        rate = theta[..., 0] * exposure
+        wanted = theta[..., 0] * exposure
+        rate = np.where(wanted < NORMAL_COUNTS, wanted, 1.0)
         count = np.maximum(np.ceil(pdtrik(u, rate)), 0.0)
         count = np.where(pdtr(count, rate) < u, count + 1, count)
-        return np.where((count > 0) & (pdtr(np.maximum(count - 1, 0), rate) >= u), count - 1, count)
+        less = (count > 0) & (pdtr(np.maximum(count - 1, 0), rate) >= u)
+        z = ndtri(u)
+        with np.errstate(invalid="ignore"):  # of an infinite rate there is no count
+            large = np.rint(wanted + np.sqrt(np.maximum(wanted, 0.0)) * z + (z**2 - 1) / 6)
+        return np.where(wanted < NORMAL_COUNTS, np.where(less, count - 1, count), large)
 
     def cdf(self, theta: FloatArray, exposure: FloatArray, y: FloatArray) -> FloatArray:
         from scipy.special import pdtr

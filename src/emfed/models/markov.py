@@ -265,6 +265,10 @@ class HiddenMarkov(Model):
         flat = [part.reshape(*lead, -1) for part in (*counted, parts["transitions"] * self.length)]
         return np.concatenate([*flat, code_shares(self.columns, *found)], axis=-1)
 
+    def component_shares(self, statistics: FloatArray) -> FloatArray:
+        """Steps of a sequence in each state."""
+        return self.layout.split(statistics)["mass"] * self.length
+
     def summary_shares(self, summary: Summaries) -> FloatArray:
         """What was seen of each column, and how often each code."""
         return seen_shares(self.columns, summary)

@@ -31,6 +31,7 @@ from emfed.core.protocols import (
     free_parameters,
 )
 from emfed.core.registry import MODELS, register_model, stored
+from emfed.models.components import thin, without_thin
 
 MOST_PARTS = 1024
 """Models that one description may name: a hundred times what a range with a few starts needs."""
@@ -199,6 +200,11 @@ class SideBySide(Model):
         pieces = zip(self.models, self.cuts, strict=True)
         return np.concatenate([m.group_shares(statistics[..., cut]) for m, cut in pieces], axis=-1)
 
+    def component_shares(self, statistics: FloatArray) -> FloatArray:
+        pieces = zip(self.models, self.cuts, strict=True)
+        each = [m.component_shares(statistics[..., cut]) for m, cut in pieces]
+        return np.concatenate(each, axis=-1)
+
     def summary_shares(self, summary: Summaries) -> FloatArray:
         """The summary of the part that serves all."""
         shares: FloatArray = self.serves_all.summary_shares(summary)
@@ -307,6 +313,20 @@ class SideBySide(Model):
     def describe(self) -> dict[str, Any]:
         models = [model.describe() for model in self.models]
         return {"model": "side-by-side", "models": models, "watched": self.watched}
+
+
+def leave_out_thin(model: Model, statistics: FloatArray, rows: float) -> FloatArray:
+    """Statistics of a model, or of several, whose components all have so many rows as owners tell
+    of, or none; the same array where they have."""
+    out, pairs = statistics, [(model, slice(0, len(statistics)))]
+    if isinstance(model, SideBySide):
+        pairs = list(zip(model.models, model.cuts, strict=True))
+    for one, cut in pairs:
+        few = thin(one.component_shares(statistics[cut]), rows)
+        if few.any():
+            out = statistics.copy() if out is statistics else out
+            out[cut] = without_thin(one.layout, statistics[cut], few)
+    return out
 
 
 @register_model("side-by-side")

@@ -494,6 +494,12 @@ class RemoteFederation(Federation):
         self._out = set(workers.tolist())
 
     @property
+    def returned(self) -> IntArray:
+        there, keys = {*self._line.transport.workers()}, self.members.keys
+        back = [n for n in self._out if keys[n] in there and keys[n] not in self.refusals]
+        return np.array(sorted(back), dtype=np.int64)
+
+    @property
     def last_phase(self) -> int:
         """The last phase as it is on disk: written before anyone is told."""
         return self.members.phase
@@ -624,6 +630,11 @@ class RemoteFederation(Federation):
             heard |= set(found) | lost
             if len(heard) >= enough:
                 break
+            if len(np.setdiff1d(self.returned, request.workers)):
+                raise ParticipationError(
+                    f"round {request.round}: {len(heard)} workers answered, {enough} are needed, "
+                    "and there are others to ask. The run can be resumed."
+                )
         else:
             raise ParticipationError(
                 f"round {request.round}: {len(heard)} workers answered, {enough} are needed, and "

@@ -19,6 +19,7 @@ from emfed.core.errors import SettingsError, check_count, check_range
 from emfed.core.privacy import Privacy, check_delta, mu_squared_of
 from emfed.core.protocols import FloatArray, IntArray, Latent, Model, Oracle
 from emfed.core.wire import Reason
+from emfed.models.components import SMALLEST_COMPONENT, thin
 
 
 class Refusal(Exception):
@@ -104,7 +105,11 @@ class SiteRules:
         the server's word.
     smallest_component : int or None
         With masks, how many rows of all sites together stand behind each component, by the
-        statistics that a round begins at. Below it the site does not go on.
+        statistics that a round begins at. Below it the site does not go on. A server leaves out
+        components with fewer than 3; where sites count alike, only a larger number is insisted on.
+    smallest_cluster : int
+        The fewest rows of a cluster of which the k-means of a start tells, where nothing is masked;
+        ``smallest_group``, if there is one, takes its place.
     ask_first : bool
         Whether `emfed join` asks the owner about each fit before it answers a server.
     own_clusters : bool
@@ -148,7 +153,8 @@ class SiteRules:
     smallest_set: int = 3
     largest_changes: int | None = 1
     smallest_observers: int = 3
-    smallest_component: int | None = None
+    smallest_component: int | None = SMALLEST_COMPONENT
+    smallest_cluster: int = 5
     ask_first: bool = False
     own_clusters: bool = True
     largest_epsilon: float | None = None
@@ -160,6 +166,7 @@ class SiteRules:
         check_count("smallest_rows", self.smallest_rows)
         check_count("smallest_set", self.smallest_set, 3)
         check_count("smallest_observers", self.smallest_observers)
+        check_count("smallest_cluster", self.smallest_cluster)
         check_count("colluders", self.colluders, 0)
         check_delta(self.delta)
         if self.largest_epsilon is not None:
@@ -188,7 +195,8 @@ class SiteRules:
         limits = ("rounds", "choices", "step", "changes")
         free = {f"largest_{name}": None for name in limits}
         loose = {"smallest_rows": 1, "spare_rows": None, "models": (ANY,), "any_columns": True}
-        loose |= {"smallest_observers": 1}
+        loose |= {"smallest_observers": 1, "smallest_component": None}
+        loose |= {"smallest_cluster": 2}
         return cls(**{**free, **loose, "mini_batches": True, "unmasked": True, **rules})
 
     def on_this_machine(self) -> SiteRules:
@@ -215,16 +223,18 @@ class SiteRules:
         if self.mini_batches:
             told.append("Answers about mini-batches tell of as few rows as a batch has.")
         for name, words in (
-            ("largest_rounds", "answers"),
-            ("largest_choices", "answers at parameters of its choice"),
-            ("largest_step", "moves between two rounds"),
-            ("largest_changes", "changes of who adds up"),
+            ("largest_rounds", "More answers"),
+            ("largest_choices", "More answers at parameters of its choice"),
+            ("largest_step", "Longer moves between two rounds"),
+            ("largest_changes", "More changes of who adds up"),
         ):
             mine = getattr(self, name)
             if mine is None or mine > getattr(default, name):
-                told.append(
-                    f"More and longer {words} let differences isolate single rows or sites."
-                )
+                told.append(f"{words} let differences isolate single rows or sites.")
+        if (self.smallest_component or 0) < SMALLEST_COMPONENT:
+            told.append("A component of a masked sum may stand for one row.")
+        if self.smallest_cluster < default.smallest_cluster:
+            told.append("Without masks a start tells sums over very few rows.")
         if self.unmasked:
             told.append("Without masks the server follows the statistics of this very site.")
         if self.smallest_group is not None:
@@ -299,11 +309,12 @@ class SiteRules:
         All sites are told the same statistics, so the refusal tells nothing of any one of them.
         """
         least = self.smallest_component
-        if least is not None and _small(model.group_shares(statistics) * rows, least):
+        if least is not None and thin(model.component_shares(statistics), rows, least).any():
             raise Refusal(
                 Reason.NOT_NOW,
-                f"a group in the sum of all sites has fewer than {least} rows, and the owner does "
-                "not go on from there (smallest_component in its rules): ask for fewer components.",
+                f"a component of the sum of all sites has fewer than {least} rows, and the owner "
+                "does not go on from there (smallest_component in its rules): ask for fewer "
+                "components.",
             )
 
     def check_uniform(self, uniform: bool) -> None:
@@ -314,7 +325,7 @@ class SiteRules:
                 "with masks sites count by their rows, or alike: other weights would leave little "
                 "of the sum but one site's part.",
             )
-        if self.smallest_component is not None:
+        if (self.smallest_component or 0) > SMALLEST_COMPONENT:
             raise Refusal(
                 Reason.REFUSED,
                 "where sites count alike (weights = 'uniform') the sum does not tell how many rows "

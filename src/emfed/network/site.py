@@ -95,6 +95,7 @@ from emfed.models.binding import (
 from emfed.models.bounded import Asked, check_private, to_integers, whole_sums
 from emfed.models.cells import PaddedCells
 from emfed.models.clusters import Buckets, Clusters
+from emfed.models.components import SMALLEST_COMPONENT
 from emfed.models.rows import mean_length
 from emfed.models.side_by_side import SideBySide
 from emfed.network import texts
@@ -177,8 +178,8 @@ RUN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,63}")
 COVERED = 10.0
 """Epsilon of all private runs together up to which their noise hides a row that came between two
 of them; at 10 that is a formality already."""
-SMALLEST_CLUSTER = 2
-"""The fewest rows of a cluster that the k-means of a start tells of: one is its own mean."""
+FEWEST_IN_A_CLUSTER = 2
+"""The fewest rows of a cluster that a fit of k-means tells of: one is its own mean."""
 NO_ROSTER = (
     "this site has no roster of the others' keys, so it cannot mask. Its people make one from "
     "everybody's NAME.pub (`emfed keys roster`, docs/deployment.md) and join with it; or the run "
@@ -820,8 +821,11 @@ class Site:
             # Of a sum the unknowns are all values of all rows, and nobody knows whose they are.
             steps = joined.constants[0] * mean_length(_whole(joined))
             self.rules.check_spare(int(steps) * self._width, model.layout.size)
-        if isinstance(model, Clusters | Buckets):
-            return model.silent_below(self.rules.smallest_group or SMALLEST_CLUSTER)
+        if isinstance(model, Buckets):  # of a start
+            own = SMALLEST_COMPONENT if masked else self.rules.smallest_cluster
+            return model.silent_below(self.rules.smallest_group or own)
+        if isinstance(model, Clusters) and not masked:  # a sum has a floor of its own
+            return model.silent_below(self.rules.smallest_group or FEWEST_IN_A_CLUSTER)
         if not isinstance(model, HasSupports):
             # What these rows alone cannot have, such as more components than rows, was not judged
             # at the join.
@@ -905,8 +909,7 @@ class Site:
             statistics = decode_floats(numbers, model.layout.size)
             if not model.inside(statistics):
                 raise WireError("a question at statistics that no rows have.")
-            if texts.is_masked(joined.settings):
-                self.rules.check_components(model, statistics, float(joined.constants[0]))
+            self._check_components(joined, model, statistics)
             return model.maximize(statistics)
         if numbers:
             return unflatten_params(decode_floats(numbers), model.start(0))
@@ -917,6 +920,11 @@ class Site:
         if state is None or not now or _phase(joined.phase).view != view:
             raise Refusal(Reason.NOT_NOW, "the parameters of the last round are not here.")
         return model.maximize(state.statistics)
+
+    def _check_components(self, joined: Joined, model: Model, statistics: FloatArray) -> None:
+        """Refuse statistics in which a component has few rows of all sites, where that shows."""
+        if texts.is_masked(joined.settings) and not texts.is_uniform(joined.settings):
+            self.rules.check_components(model, statistics, float(joined.constants[0]))
 
     def _own_clusters(self, model: Model, joined: Joined, data: Workers) -> tuple[Kind, bytes, str]:
         """Clusters of these rows alone; an empty answer where the owner or a stream has none."""
@@ -1008,8 +1016,7 @@ class Site:
             return lost
         if state.round >= 0:
             self.rules.check_step(state.statistics, statistics)
-        if masked:
-            self.rules.check_components(model, statistics, float(joined.constants[0]))
+        self._check_components(joined, model, statistics)
         data = self._rows(joined)
         at = settled(statistics) if masked else statistics
         request = Request(

@@ -160,3 +160,40 @@ def test_infinity_is_refused_by_row_and_column(shape: Any, missing: bool, column
     name = column if shape is np.asarray else repr(NAMES[column])
     with pytest.raises(emfed.DataError, match=rf"infinity \(the first in row 7, column {name}\)"):
         estimator(missing=missing).fit(table, groups=SITES)
+
+
+ASKED = ["fit", "fit groups", "fit workers", "predict"]
+
+
+@pytest.mark.parametrize("asked", ASKED)
+def test_a_mask_is_not_passed_over(asked: str) -> None:
+    """numpy would go on with the values beneath it."""
+    rows = np.random.default_rng(0).normal(size=(30, 2))
+    masked = np.ma.masked_array(rows, mask=rows > 1)
+    mixture = emfed.FederatedGaussianMixture(1, max_iter=20).fit(rows)
+    calls: dict[str, Any] = {
+        "fit": lambda: mixture.fit(masked),
+        "fit groups": lambda: mixture.fit(masked, groups=np.arange(30) % 2),
+        "fit workers": lambda: mixture.fit({"a": rows, "b": masked}),
+        "predict": lambda: mixture.predict(masked),
+    }
+    with pytest.raises(emfed.DataError, match="masked arrays are not taken"):
+        calls[asked]()
+
+
+def test_words_in_lists_are_categories() -> None:
+    rows = [["a", "x"], ["b", "y"], ["a", "y"]] * 8
+    mixture = emfed.FederatedMixture(1, families="categorical", max_iter=20).fit(rows)
+    assert mixture.categories_ == {0: ["a", "b"], 1: ["x", "y"]}
+
+
+def test_sparse_rows_are_refused_whatever_the_families_are() -> None:
+    rows = sparse.csr_array(np.eye(6))
+    with pytest.raises(TypeError, match="dense data is required"):
+        emfed.FederatedMixture(2, families="categorical").fit(rows)
+
+
+def test_a_value_that_its_family_cannot_have_is_told_by_the_name_of_its_column() -> None:
+    frame = pd.DataFrame({"falls": [1, 2, 3], "age": [40.0, 41.5, 50.0]})
+    with pytest.raises(emfed.DataError, match="row 1, column 'age' is 41.5; expected a whole"):
+        emfed.FederatedMixture(1, families="poisson").fit(frame)

@@ -115,8 +115,10 @@ class FederatedEstimator(BaseEstimator):
     def _read_families(self, tables: list[Any], reset: bool) -> None:
         """Find the categories of columns whose family is the word "categorical"."""
         given: Any = getattr(self, "families", None)
-        if not reset or given is None:
+        if not reset or given is None or hasattr(tables[0], "toarray"):  # sparse: refused later
             return
+        if isinstance(tables[0], list):  # rows as lists
+            tables = [np.asarray(tables[0], dtype=object)]
         first = tables[0]
         elsewhere = isinstance(first, Workers)
         width = first.shape[1] if len(getattr(first, "shape", ())) == 2 else 0

@@ -211,7 +211,7 @@ def find_categories(tables: list[Any], names: Sequence[Any]) -> dict[Any, list[A
     for name in names:
         found[name] = levels([t[name] if is_frame(t) else np.asarray(t)[:, name] for t in tables])
         count, rows = len(found[name]), sum(len(t) for t in tables)
-        if count < 2:
+        if count < 2 and rows:  # without rows scikit-learn has the better words
             raise DataError(f"column {name!r} has one category only: leave it out.")
         if count > max(MANY_CATEGORIES, rows / 2):
             raise DataError(

@@ -25,6 +25,7 @@ from emfed.fitting.session import Session
 from emfed.fitting.starts.sketch import NARROWEST, NARROWEST_OF_CLUSTERS, ROWS, Sketch, drawn
 from emfed.fitting.stopping import Stop
 from emfed.models.clusters import BUCKETS_PER_COMPONENT, Clusters
+from emfed.models.components import SMALLEST_COMPONENT
 from emfed.models.devices import beside
 from emfed.models.mixture import to_numpy
 from emfed.network.inprocess import InProcessFederation
@@ -106,7 +107,8 @@ class _Search:
         """Shares and means of buckets of all rows, found in one phase of short messages.
 
         There are so few that each holds several of a worker's rows, if that leaves some for every
-        component; a worker is silent about one with a single row.
+        component; a worker is silent about one with a single row, or with masks with so few that
+        owners tell of no component like it.
         """
         session, model = self.session, self.session.bound.part(part)
         k, d = model.n_components, model.clusters(1).n_features
@@ -115,7 +117,8 @@ class _Search:
             BUCKETS_PER_COMPONENT * k, max(FEWEST, NUMBERS // (d + 1)), int(rows) // ROWS_PER_BUCKET
         )
         most = max(most, FEWEST_PER_COMPONENT * k, 2)
-        view = View((part,), clusters=most, smallest=2, seed=session.seed % 2**16)
+        least = SMALLEST_COMPONENT if session.masks else 2
+        view = View((part,), clusters=most, smallest=least, seed=session.seed % 2**16)
         growing = session.view(view)
         crowd = session.effective
         bold = min(1.0, crowd / MANY_WORKERS)

@@ -65,8 +65,9 @@ class Console:
         self._secret = path.read_text(encoding="ascii")
         try:
             self._server = _Server(port, self._secret, state, answer)
-        except OSError:  # another run's page has it
+        except OSError as error:  # another run's page has it, say
             self._server = _Server(0, self._secret, state, answer)
+            logger.warning("the page cannot have port %d: %s", port, error.strerror or error)
         self.port = int(self._server.server_address[1])
         self._place = folder / "page.port"
         self._place.write_text(str(self.port), encoding="ascii")

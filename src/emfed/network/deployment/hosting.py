@@ -19,7 +19,7 @@ from emfed.core.version import __version__
 from emfed.network.addresses import alone, check_insecure_server
 from emfed.network.deployment.config import Config
 from emfed.network.deployment.console import Console
-from emfed.network.deployment.orders import StandingOrders
+from emfed.network.deployment.orders import Orders, StandingOrders
 from emfed.network.deployment.serving import AtOnce, serve_run
 from emfed.network.deployment.site import MODEL
 from emfed.network.deployment.status import (
@@ -48,6 +48,12 @@ REPORT = "report.html"
 def _when(status: Mapping[str, Any]) -> str:
     """When a status was said, in the words of a log."""
     return datetime.fromtimestamp(float(status.get("time") or 0)).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _goes_on(status: Mapping[str, Any], orders: Orders) -> bool:
+    """Whether a finished run has rounds to make: a limit above those made, and no reason to end."""
+    ended = orders.finish or status.get("converged")
+    return not ended and (orders.rounds or 0) > status.get("round", 0)
 
 
 class ServerSupervisor(ABC):
@@ -84,7 +90,7 @@ class ServerSupervisor(ABC):
             if status.get("state") == "finished":
                 if status.get("rounds", 0) < (self.config.settings.rounds or 0):
                     logger.warning("the run is finished; `rounds` has no effect any more")
-                if (StandingOrders(self.folder).read().rounds or 0) > status.get("round", 0):
+                if _goes_on(status, StandingOrders(self.folder).read()):
                     Status(self.folder).say("waiting", why="the run goes on to a new limit")
                 else:
                     report(status)
