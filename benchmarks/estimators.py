@@ -43,7 +43,8 @@ def bench_speed() -> list[dict[str, Any]]:
 
 
 def _speed(rows: np.ndarray, kind: str) -> dict[str, Any]:
-    """Best of three, in turn; the tolerance of both is 1e-3."""
+    """Best of three, in turn; the tolerance of both is 1e-3: ours is 1e-4 by default, and scikit-learn
+    stops where a round gains less, ours where less is left to gain."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         first = GaussianMixture(COMPONENTS, covariance_type=kind, max_iter=1, random_state=0)
@@ -58,7 +59,7 @@ def _speed(rows: np.ndarray, kind: str) -> dict[str, Any]:
             precisions_init=first.precisions_,
             init_params="random_from_data",  # not used, and free
         )
-        options: dict[str, Any] = {"covariance_type": kind, "start": start}
+        options: dict[str, Any] = {"covariance_type": kind, "start": start, "tol": 1e-3}
         contenders = {
             "emfed": emfed.FederatedGaussianMixture(COMPONENTS, **options),
             "sklearn": peer,
