@@ -53,7 +53,7 @@ RUNS: dict[str, tuple[Any, dict[str, Any]]] = {
     "FedEM": (FEDEM, {"masks": False, "start": "merge", "validate": True}),
     "EM": (emfed.EM(), {"masks": False, "start": "k-means"}),
     "candidates": ("auto", {"masks": False, "n_components": "1:3", "n_init": 2}),
-    "private": (None, {"epsilon": 20.0}),
+    "private": (None, {"epsilon": 60.0}),
 }
 
 

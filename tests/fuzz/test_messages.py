@@ -126,7 +126,7 @@ def messages() -> list[Heard]:
         ("auto", {"masks": True, "scores": True}),
         (fedem, {"masks": False, "start": "merge", "validate": True}),
         ("auto", {"masks": False, "n_components": "1:3", "n_init": 2, "rounds": 20}),
-        (None, {"epsilon": 20.0}),
+        (None, {"epsilon": 60.0}),
     )
     for number, (algorithm, settings) in enumerate(runs):
         transport = Keeping(where / str(number), kept)

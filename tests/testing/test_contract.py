@@ -32,6 +32,9 @@ class Unguarded(Diagonal):
     def inside(self, statistics: Any) -> bool:
         return bool(np.all(np.isfinite(statistics)))
 
+    def protect(self, before: Any, after: Any) -> Any:
+        return after
+
 
 class WrongLikelihood(Diagonal):
     """The E-step forgets the weights of the components, the likelihood does not."""
