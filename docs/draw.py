@@ -149,7 +149,7 @@ def compression() -> Any:
         axes.loglog(sent, np.maximum(gap, 1e-9), color=colour, label=name)
     axes.set(xlabel="bytes sent by a site", ylabel="nats a row below the pooled fit")
     axes.set_ylim(bottom=1e-6)
-    axes.legend(loc="lower left")
+    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3)  # lines cross all of it
     return figure
 
 
