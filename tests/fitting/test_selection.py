@@ -104,6 +104,16 @@ def test_ranges_are_read_and_nonsense_refused() -> None:
         emfed.select_components(emfed.models.LinearGaussian(), make_data(0))
 
 
+def test_k_means_takes_one_number_on_every_face() -> None:
+    """Without a likelihood rows of one normal distribution had as many clusters as were allowed."""
+    rows = np.random.default_rng(0).normal(size=(60, 2))
+    with pytest.raises(emfed.SettingsError, match="no likelihood to compare n_components by"):
+        emfed.fit(emfed.k_means, [rows[:30], rows[30:]], n_components="1:3")
+    with pytest.raises(emfed.SettingsError, match="no likelihood to compare n_clusters by"):
+        emfed.FederatedKMeans("1:3").fit(rows)
+    assert emfed.FederatedKMeans("2:2").fit(rows).cluster_centers_.shape == (2, 2)
+
+
 def test_candidates_that_cannot_be_chosen_are_dropped() -> None:
     model = emfed.gaussian_mixture(1, "diag")
     options: dict[str, Any] = {"algorithm": "auto", "tol": 1e-6, "rounds": 2000}

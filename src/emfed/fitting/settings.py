@@ -255,6 +255,11 @@ class FitSettings:
         else:
             made = tuple(with_components(self.model, k) for k in self.numbers)
         check_type("model", made[0], Model, "gaussian_mixture(3)")
+        if len(made) > 1 and isinstance(made[0], Clusters):  # distances only fall with the number
+            raise SettingsError(
+                "k-means has no likelihood to compare n_components by: give one number. A Gaussian "
+                "mixture with covariance_type='spherical' takes a range."
+            )
         if self.held_out:
             hiding = [model for model in made if isinstance(model, HidesValues)]
             if len(hiding) < len(made):
