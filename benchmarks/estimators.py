@@ -43,8 +43,8 @@ def bench_speed() -> list[dict[str, Any]]:
 
 
 def _speed(rows: np.ndarray, kind: str) -> dict[str, Any]:
-    """Best of three, in turn; the tolerance of both is 1e-3: ours is 1e-4 by default, and scikit-learn
-    stops where a round gains less, ours where less is left to gain."""
+    """Best of three, in turn; the tolerance of both is 1e-3: ours is 1e-4 by default, and
+    scikit-learn stops where a round gains less, ours where less is left to gain."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         first = GaussianMixture(COMPONENTS, covariance_type=kind, max_iter=1, random_state=0)

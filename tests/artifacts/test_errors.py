@@ -172,6 +172,9 @@ def test_an_estimator_has_a_summary_with_the_names_of_its_columns() -> None:
     summary = fitted.summary(frame)
     assert {"weight[0]", "mean[1, kg]", "covariance[0, kg, cm]"} <= {*summary.names}
     assert np.isfinite(summary.errors).all()
+    frame = frame.assign(ward=np.where(rows[:, 0] > 0, "er", "gp"))
+    mixed = emfed.FederatedMixture(1, families={"ward": "categorical"}).fit(frame)
+    assert {"probability[0, ward=er]", "probability[0, ward=gp]"} <= {*mixed.summary(frame).names}
 
 
 @pytest.mark.filterwarnings("ignore::emfed.EmfedWarning")

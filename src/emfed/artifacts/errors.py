@@ -20,7 +20,7 @@ function of the parameters follows (the delta method) without another message.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self, final
 
@@ -30,6 +30,9 @@ from emfed.core.errors import EmfedError, SettingsError
 from emfed.core.protocols import BoolArray, FloatArray, HasSupports, Names, Parameters
 from emfed.models.clusters import Clusters
 from emfed.models.columns import ColumnParameters
+
+Words = Mapping[str, Sequence[Any]]
+"""The categories of columns that were words, in the order of their codes."""
 
 STEP = 1e-4
 """The step of central differences, in standard deviations of one complete row: the error is its
@@ -201,18 +204,25 @@ class Quantity:
     """Not where another quantity says the same."""
 
 
-def quantities(model: Any, params: Any, columns: Names = None) -> list[Quantity]:
-    """A name for every number of parameters in the user's units, in the order of `flatten`."""
+def quantities(
+    model: Any, params: Any, columns: Names = None, categories: Words | None = None
+) -> list[Quantity]:
+    """A name for every number of parameters in the user's units, in the order of `flatten`.
+
+    Categories are called by their words where those are known, by their codes elsewhere.
+    """
     found: list[Quantity] = []
     for name, array in params.arrays().items():
         if isinstance(params, ColumnParameters) and name not in AXES:
-            found += _of_columns(model.columns, name, array, columns)
+            found += _of_columns(model.columns, name, array, columns, categories or {})
         else:
             found += _of_array(model, name, array, columns)
     return found
 
 
-def _of_columns(layout: Any, name: str, array: FloatArray, columns: Names) -> list[Quantity]:
+def _of_columns(
+    layout: Any, name: str, array: FloatArray, columns: Names, categories: Words
+) -> list[Quantity]:
     """Numbers of the columns of one family, ``(K, columns, numbers)``."""
     names = columns or layout.names or [str(j) for j in range(layout.count)]
     width = int(np.prod(array.shape[1:])) if array.size else 0
@@ -223,8 +233,8 @@ def _of_columns(layout: Any, name: str, array: FloatArray, columns: Names) -> li
         own = group.family.names
         for column in group.columns.tolist():
             if name == "categorical":
-                codes = range(group.family.categories)
-                labels += [("probability", f"{names[column]}={code}", "share") for code in codes]
+                said = categories.get(names[column], range(group.family.categories))
+                labels += [("probability", f"{names[column]}={word}", "share") for word in said]
             else:
                 labels += [(what, names[column], _kind(name, what)) for what in own]
     assert len(labels) == width
@@ -358,7 +368,8 @@ class Summary:
 def summarise(result: Any, root: FloatArray, level: float) -> Summary:
     """The table of a fitted model."""
     values, moves = spread(result.model, result.statistics, root, flatten)
-    kinds = quantities(result.model, result.params, result.columns)
+    words = {} if result.facts is None else result.facts.settings.get("categories", {})
+    kinds = quantities(result.model, result.params, result.columns, words)
     found = np.sqrt((moves**2).sum(axis=0))
     free = (found > 1e-9 * np.abs(values)) & ~on_bound(kinds, values, result.samples)
     places = np.flatnonzero([q.shown for q in kinds]).tolist()

@@ -56,8 +56,8 @@ def write_report(result: Result, path: str | Path, title: str | None = None) -> 
     write_atomic(Path(path), render_page(fit_page(result, title)).encode())
 
 
-def plot(result: Result, what: str) -> Any:
-    """One of the report's figures, as matplotlib's."""
+def plot(result: Result, what: str | None) -> Any:
+    """One of the report's figures, as matplotlib's; the first that there is where none is named."""
     found: dict[str, Callable[[Result], Sequence[Section]]] = {
         "components": _components,
         "course": lambda result: [_course(result)],
@@ -65,12 +65,13 @@ def plot(result: Result, what: str) -> Any:
         "shares": _shares,
         "selection": _selection,
     }
-    if what not in found:
+    if what is not None and what not in found:
         raise SettingsError(f"what must be one of {', '.join(found)}; got {what!r}.")
-    figures = [figure for section in found[what](result) for figure in section.figures]
-    if not figures:
+    asked = found if what is None else [what]
+    figures = (f for name in asked for section in found[name](result) for f in section.figures)
+    if (figure := next(figures, None)) is None:
         raise SettingsError(f"this fit has nothing to draw for what={what!r}.")
-    return drawn(figures[0])
+    return drawn(figure)
 
 
 def _thin(count: int) -> IntArray:

@@ -229,15 +229,15 @@ class Result:
 
         write_report(self, path, title)
 
-    def plot(self, what: str = "components") -> Any:
+    def plot(self, what: str | None = None) -> Any:
         """Draw a matplotlib figure of the fit.
 
         Parameters
         ----------
-        what : {"components", "course", "selection", "sites", "shares"}
-            The components in the model's own principal axes, the course of the fit, the numbers of
-            components that were compared, how well each site is served, or components by site,
-            where the fit knows of it.
+        what : {"components", "course", "sites", "shares", "selection"}, optional
+            The components in the model's own principal axes, the course of the fit, how well each
+            site is served, components by site, or the numbers of components that were compared,
+            where the fit knows of it; the first of these that it has if left out.
 
         Returns
         -------

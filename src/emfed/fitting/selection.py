@@ -220,7 +220,8 @@ def floor_remarks(result: Result) -> list[str]:
     many = [h for h in held if h not in few]
     lines = [h for h in many if h.on_a_line]
     values = [h for h in many if not h.on_a_line]
-    floor = next((name for name in FLOORS if name in model.describe()), "the floor")
+    floor = next((name for name in FLOORS if name in model.describe()), "floor")
+    holder = floor if "_" in floor else f"the {floor}"  # an English word
     out = []
     if few:
         out.append(
@@ -231,14 +232,14 @@ def floor_remarks(result: Result) -> list[str]:
     if values:
         out.append(
             "many rows have one value, or seem to beside the spread of the whole column, where "
-            f"{floor} holds up the spread: {_places(values, result)}. Treat outliers or sentinel "
+            f"{holder} holds up the spread: {_places(values, result)}. Treat outliers or sentinel "
             "values first, which widen a column. Without them the fit is sound, but log-likelihood "
             "and BIC depend on the floor there. Adding noise of the size of the rounding (jitter), "
             f"a family for counts or codes (poisson, categorical) or a higher {floor} avoids it."
         )
     if lines:
         out.append(
-            f"many rows lie on a line, where {floor} holds up the noise: "
+            f"many rows lie on a line, where {holder} holds up the noise: "
             f"{_places(lines, result)}. Their target is a combination of the other columns: leave "
             "out the column that it was computed from, or those rows."
         )

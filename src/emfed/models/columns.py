@@ -138,7 +138,10 @@ class Columns:
         values = list(given.values()) if isinstance(given, Mapping) else list(given)
         if not values:
             raise SettingsError("families must be a list or dict with one family per column.")
-        return cls(tuple(_family(value) for value in values), names, floor, missing)
+        told = names or range(len(values))
+        places = [f"the family of column {column!r}" for column in told]
+        found = tuple(map(_family, values, places))
+        return cls(found, names, floor, missing)
 
     def __post_init__(self) -> None:
         for group in self.groups:  # exposures are found, and are exposures
@@ -464,7 +467,7 @@ class Columns:
             yield index, group, masses, part
 
 
-def _family(given: Any) -> Family | str:
+def _family(given: Any, what: str = "a column's family") -> Family | str:
     if isinstance(given, Family):
         return given
     if isinstance(given, str) and given == EXPOSURE:
@@ -475,11 +478,11 @@ def _family(given: Any) -> Family | str:
         kinds: dict[Any, Any] = {Categorical.name: Categorical, Poisson.name: Poisson}
         settings = dict(given)
         if (kind := kinds.get(settings.pop("family", None))) is not None:
-            check_keys(settings, [f.name for f in dataclasses.fields(kind)], "a column's family")
+            check_keys(settings, [f.name for f in dataclasses.fields(kind)], what)
             made: Family = kind(**settings)
             return made
     raise SettingsError(
-        f"a column's family must be one of {', '.join(NAMED)}, {EXPOSURE}, Categorical(n) or "
+        f"{what} must be one of {', '.join(NAMED)}, {EXPOSURE}, Categorical(n) or "
         f"Poisson(exposure=...); got {given!r}."
     )
 

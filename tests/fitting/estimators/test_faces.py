@@ -231,6 +231,30 @@ def test_a_selection_prints_its_table_and_a_fit_its_figures(tmp_path: Path) -> N
     assert "the rows themselves are 1.4 kB" in repr(fitted.result_)
 
 
+def test_every_estimator_draws_something_unasked(tmp_path: Path) -> None:
+    X = np.random.default_rng(2).normal(size=(60, 3))
+    kmeans = emfed.FederatedKMeans(2).fit(X, groups=np.arange(60) % 3)
+    others = [emfed.FederatedFactorAnalysis(1), emfed.FederatedMixture(2), emfed.FederatedImputer()]
+    for fitted in (kmeans, *(e.set_params(max_iter=30, tol=1e-3).fit(X) for e in others)):
+        fitted.plot().savefig(tmp_path / "p.png")
+    with pytest.raises(emfed.SettingsError, match="nothing to draw for what='components'"):
+        kmeans.plot("components")
+
+
+def test_a_family_that_nobody_knows_is_told_with_its_column() -> None:
+    with pytest.raises(emfed.SettingsError, match="the family of column 'stays' must be one of"):
+        emfed.FederatedMixture(2, families={"stays": "poissn"}).fit(PANDAS[NUMBERS])
+    with pytest.raises(emfed.SettingsError, match="the family of column 1 must be one of"):
+        emfed.mixed_mixture(2, ["gaussian", "poissn"])
+
+
+def test_a_warning_names_no_setting_that_a_mixture_does_not_have() -> None:
+    rng = np.random.default_rng(0)
+    X = np.column_stack([rng.normal(size=90), np.arange(90) % 2])
+    with pytest.warns(emfed.EmfedWarning, match="where the floor holds up the spread: column 1"):
+        emfed.FederatedMixture(2, random_state=0).fit(X)
+
+
 @pytest.mark.parametrize(
     "estimator",
     [

@@ -397,13 +397,13 @@ class FederatedEstimator(BaseEstimator):
         check_is_fitted(self, "result_")
         self.result_.report(path, title=title)
 
-    def plot(self, what: str = "components") -> Any:
+    def plot(self, what: str | None = None) -> Any:
         """Draw the fit as a matplotlib figure; see `emfed.Result.plot`.
 
         Parameters
         ----------
-        what : {"components", "course", "selection", "sites", "shares"}
-            What is drawn.
+        what : {"components", "course", "sites", "shares", "selection"}, optional
+            What is drawn; the first of these that the fit has if left out.
 
         Returns
         -------
