@@ -20,7 +20,7 @@ function of the parameters follows (the delta method) without another message.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self, final
 
@@ -28,11 +28,9 @@ import numpy as np
 
 from emfed.core.errors import EmfedError, SettingsError
 from emfed.core.protocols import BoolArray, FloatArray, HasSupports, Names, Parameters
+from emfed.data.reading import Categories
 from emfed.models.clusters import Clusters
 from emfed.models.columns import ColumnParameters
-
-Words = Mapping[str, Sequence[Any]]
-"""The categories of columns that were words, in the order of their codes."""
 
 STEP = 1e-4
 """The step of central differences, in standard deviations of one complete row: the error is its
@@ -205,7 +203,7 @@ class Quantity:
 
 
 def quantities(
-    model: Any, params: Any, columns: Names = None, categories: Words | None = None
+    model: Any, params: Any, columns: Names = None, categories: Categories | None = None
 ) -> list[Quantity]:
     """A name for every number of parameters in the user's units, in the order of `flatten`.
 
@@ -221,7 +219,7 @@ def quantities(
 
 
 def _of_columns(
-    layout: Any, name: str, array: FloatArray, columns: Names, categories: Words
+    layout: Any, name: str, array: FloatArray, columns: Names, categories: Categories
 ) -> list[Quantity]:
     """Numbers of the columns of one family, ``(K, columns, numbers)``."""
     names = columns or layout.names or [str(j) for j in range(layout.count)]
