@@ -24,7 +24,7 @@ class FederatedKMeans(
     Parameters
     ----------
     n_clusters : int
-        The number of clusters; one, since there is no likelihood to compare several by.
+        The number of clusters: one number, since there is no likelihood to compare several by.
     standardised : bool
         Whether distances are in standard deviations of each column.
     tol : float
