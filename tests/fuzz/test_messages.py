@@ -121,10 +121,10 @@ def messages() -> list[Heard]:
     """Messages of a masked run, one without masks, one of candidates, and a private one."""
     kept: list[Heard] = []
     model, where = emfed.gaussian_mixture(2, "diag"), Path(mkdtemp(prefix="emfed-fuzz-"))
-    fedem = emfed.FedEM(emfed.Dithering(4), step_size=0.5)
+    compressed = emfed.FedEM(emfed.Dithering(4), step_size=0.5)
     runs: tuple[tuple[Any, dict[str, Any]], ...] = (
         ("auto", {"masks": True, "scores": True}),
-        (fedem, {"masks": False, "start": "merge", "validate": True}),
+        (compressed, {"masks": False, "start": "merge", "validate": True}),
         ("auto", {"masks": False, "n_components": "1:3", "n_init": 2, "rounds": 20}),
         (None, {"epsilon": 60.0}),
     )

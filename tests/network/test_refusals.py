@@ -19,7 +19,7 @@ a masked run waits 420 for who does not answer."""
 REFUSED_SECONDS = 300.0
 """What `give_up_refused` is unless said otherwise."""
 FEDEM = '[algorithm]\nkind = "FedEM"\ncompressor = "dithering:4"\nstep_size = 0.5'
-RUNS: dict[str, dict[str, str]] = {
+RUNS: dict[str, dict[str, Any]] = {
     "one model": {},
     "candidates": {"components": '"1:3"', "more": "n_init = 2"},
     "FedEM": {"algorithm": FEDEM, "start": "moments"},
@@ -35,7 +35,7 @@ SUBJECTS = (
 def calm(masks: bool, run: str) -> tuple[tuple[str, str], ...]:
     """Whom the messages of a run are for where nobody refuses, and what they ask for."""
     with TemporaryDirectory() as folder:
-        network = Losing(Path(folder), masks, **RUNS[run])  # type: ignore[arg-type]
+        network = Losing(Path(folder), masks, **RUNS[run])
         ended = network.go()
         assert len(ended.delivered) == len(network.tables), ended
         return tuple(network.asked)
@@ -75,7 +75,7 @@ def test_who_refuses_a_question_of_a_masked_run_is_not_waited_for(
 ) -> None:
     """A masked run waited for it until `give_up`, a day unless said otherwise."""
     when = points(True, run, subject, 2)[place]
-    network = Losing(tmp_path, True, **RUNS[run])  # type: ignore[arg-type]
+    network = Losing(tmp_path, True, **RUNS[run])
     judge(dict(network.tables), network.go("this", when))
 
 
@@ -117,5 +117,5 @@ def test_who_refuses_at_any_message_is_not_waited_for(
     for when in points(masks, run, subject, 3):
         folder = tmp_path / str(when)
         folder.mkdir()
-        network = Losing(folder, masks, **RUNS[run])  # type: ignore[arg-type]
+        network = Losing(folder, masks, **RUNS[run])
         judge(dict(network.tables), network.go(what, when))
