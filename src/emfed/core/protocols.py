@@ -190,8 +190,7 @@ class Model(ABC):
 
     def group_shares(self, statistics: FloatArray) -> FloatArray:
         """The statistics that are shares of rows, ``(..., groups)``: none may be small."""
-        mass = self.layout.split(statistics).get("mass", statistics[..., :0])
-        return mass.reshape(*statistics.shape[:-1], -1)
+        return self.component_shares(statistics)
 
     def component_shares(self, statistics: FloatArray) -> FloatArray:
         """How much of a row each component has of an average row, ``(..., components)``.
