@@ -36,9 +36,10 @@ HELD_OUT = 0.1
 tuned: the customary tenth."""
 ROUNDS = 1000
 """At most, unless told otherwise."""
-TOL, TOL_ALONE = 1e-6, 1e-4
-"""Nats per row that may be left to gain: of a federation, and of one worker alone, whose rounds
-cost no message but a pass over the rows each (scikit-learn stops a mixture at a gain of 1e-3)."""
+TOL = 1e-6
+"""Nats per row that may be left to gain. Of one worker alone it was 1e-4 once: of 234 fits on ten
+tables 14 then rested beside a saddle, by up to 0.055 nats; none did with 1e-6, and rounds were 1.4
+times as many."""
 FIELD_TOL = 1e-4
 """|H|^2 for a tolerance of one nat, where an algorithm's steps do not tell what they gain: the gap
 is |H|^2 over the share of it that one step of EM closes."""
@@ -90,8 +91,8 @@ class FitSettings:
         What workers count for: their rows (the pooled optimum), all alike (the paper), or, without
         masks, one number for each.
     tol : float or None
-        Nats per row that may be left to gain where a fit has converged. None stands for 1e-6, of
-        one worker alone 1e-4; with 0 rounds are made until another limit is met.
+        Nats per row that may be left to gain where a fit has converged. None stands for 1e-6;
+        with 0 rounds are made until another limit is met.
     field_tol : float or None
         The same by |H|^2, in three rounds in a row.
     rounds : int or None
@@ -327,9 +328,7 @@ class FitSettings:
     def tolerance(self, workers: int) -> float:
         """Nats per row that may be left; 0 where |H|^2 alone decides."""
         if self.tol is None:
-            if self.field_tol is not None:
-                return 0.0
-            return TOL_ALONE if workers == 1 else TOL
+            return TOL if self.field_tol is None else 0.0
         return float(self.tol)
 
     def stop(self, algorithm: Algorithm, workers: int) -> Stop:
