@@ -531,6 +531,8 @@ def counts(console: Console, *given: Any) -> list[dict[str, Any]]:
     return rows
 
 
+CHOOSERS = ("workers", "alone", "sklearn")
+"""Who chooses a number of components, beside scikit-learn."""
 GAP_HEADS = (
     "variance at the floor",
     "fits",
@@ -545,14 +547,21 @@ GAP_HEADS = (
 def _gap_lines(fine: list[dict[str, Any]]) -> list[Any]:
     """Gaps by who ended at the floor: there the likelihood is whatever the floor makes it."""
     lines = []
-    for flat in ("", "ours", "sklearn", "both"):
-        own = [row for row in fine if row["flat"] == flat]
+    ends = {
+        "nobody's": ("", False),
+        "nobody's; sklearn's has a component of 1 or 2 rows": ("", True),
+        "ours": ("ours", None),
+        "sklearn": ("sklearn", None),
+        "both": ("both", None),
+    }
+    for name, (flat, thin) in ends.items():
+        own = [row for row in fine if row["flat"] == flat and thin in (None, row["thin"])]
         if not own:
             continue
         gaps, worst = np.array([row["gap"] for row in own]), max(own, key=lambda row: row["gap"])
         lines.append(
             (
-                flat or "nobody's",
+                name,
                 len(own),
                 f"{np.median(gaps):+.4f}",
                 f"{(gaps > 0.05).mean():.0%}",
@@ -640,7 +649,7 @@ def starts(console: Console) -> dict[str, Any]:
     headings = ("data", "type", "sklearn, one", "alone", "workers", "start: up / down")
     show(console, title, headings, lines)
     choices = list(bench_choice())
-    names = ("agree", "alone agrees", "sklearn agrees")
+    names = [f"{who} {how}" for how in ("same", "as good") for who in CHOOSERS]
     lines = [
         (
             row["data"],
@@ -648,22 +657,22 @@ def starts(console: Console) -> dict[str, Any]:
             *(" ".join(map(str, row[name])) for name in ("ours", "sklearn")),
             "floor" if row["flat"] else "",
             *(f"{row[name]:.2f}" for name in names),
-            f"{row['bic above']:+.1f}",
+            *(f"{row[name]:+.1f}" for name in ("bic above", "alone above")),
             f"{row['bytes up']:.0f}",
         )
         for row in choices
     ]
-    told = []
     for rows in (choices, [row for row in choices if not row["flat"]]):
-        rates = [np.mean([row[name] for row in rows]) for name in names] if rows else [np.nan] * 3
-        told.append(f"by workers {rates[0]:.2f}, alone {rates[1]:.2f}, it as itself {rates[2]:.2f}")
+        means = [f"{np.mean([row[name] for row in rows]):.2f}" for name in names]
+        above = [[row[name] for row in rows] for name in ("bic above", "alone above")]
+        middle = [f"{np.mean(own):+.1f} ({np.median(own):+.1f})" for own in above]
+        lines.append((f"{len(rows)} cases", "", "", "", "", *means, *middle, ""))
     title = (
-        f"K of 1:8 by BIC as scikit-learn: {told[0]}; where it chose no variance at the floor: "
-        f"{told[1]}"
+        "K of 1:8 by BIC beside scikit-learn's: how often the same; the same, or BIC lower; BIC "
+        "above its mean (last lines: all cases, and those without a variance at the floor; medians)"
     )
-    headings = ("data", "type", "ours", "sklearn", "at the", "agree", "alone", "itself")
-    headings = (*headings, "BIC above", "up")
-    show(console, title, headings, lines)
+    headings = ("data", "type", "ours", "sklearn", "at the", *(2 * ["workers", "alone", "itself"]))
+    show(console, title, (*headings, "BIC above", "alone", "up"), lines)
     return {"gaps": gaps, "choices": choices}
 
 

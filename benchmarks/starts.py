@@ -27,6 +27,8 @@ PEERS = 5
 FEW_ROWS = 3000
 """Larger tables are thinned: scikit-learn takes long on them, not we."""
 NUMBERS = range(1, 9)
+FEW = 2.5
+"""Rows of a component, of which one may have a part in another: its mean tells one or two rows."""
 FLAT = 1e-4
 """A variance, in a table's own units, from which on a component lies on one value of a column (or
 on a plane): both floors are 1e-6, and with a lower one the likelihood would be higher."""
@@ -182,7 +184,8 @@ def bench_counts(
     ``keep`` (JSON lines) has are not fitted again, and after some ``minutes`` no new one begins.
     All tables, types and numbers come before the second seed, in an order that a part of it is a
     fair sample of. ``flat`` says which end (sklearn, ours, both) has a variance at the floor: its
-    log-likelihood is whatever the floor makes it, and such a gap compares floors.
+    log-likelihood is whatever the floor makes it, and such a gap compares floors. ``thin`` says
+    that scikit-learn's end has a component of one or two rows, which ours look for nowhere.
     """
     known = {} if keep is None else _known(keep)
     ends = time.monotonic() + 60 * minutes
@@ -200,7 +203,7 @@ def bench_counts(
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 mark = known.get((name, kind, k)) or _mark(rows, k, kind)
-                best = {name: mark[name] for name in ("best", "best flat")}
+                best = {name: mark[name] for name in ("best", "best flat", "best thin")}
                 found = case | best | _ended(rows, groups, kind, k, seed, best)
             known |= {(name, kind, k): found}
             if keep is not None:
@@ -228,7 +231,8 @@ def _mark(rows: np.ndarray, k: int, kind: str) -> dict[str, Any]:
     scores = [float(p.score(rows / unit)) + shift for p, shift in found]
     best = int(np.argmax(scores))
     flat = _is_flat(found[best][0].covariances_, kind, np.ones_like(unit))
-    return {"best": scores[best], "best flat": flat}
+    fewest = len(rows) * float(found[best][0].weights_.min())
+    return {"best": scores[best], "best flat": flat, "best thin": fewest < FEW}
 
 
 def _is_flat(covariances: np.ndarray, kind: str, unit: np.ndarray) -> bool:
@@ -262,6 +266,7 @@ def _ended(
         "flat": {(0, 0): "", (1, 0): "sklearn", (0, 1): "ours", (1, 1): "both"}[flat],
         "converged": ours.converged_,
         "more": more,
+        "thin": best["best thin"],
         "false": ours.converged_ and more > 1e-3,
         "away": bool(outside[ours.weights_ * len(rows) > 0.5].any()),
         "gap": best["best"] - ended,
@@ -274,7 +279,8 @@ def bench_choice(seeds: int = 3, kinds: tuple[str, ...] = ("full", "diag")) -> I
     """The number of components by BIC: ours, scikit-learn's with n_init=5, and from other seeds.
 
     ``flat`` says whether a fit that scikit-learn chose has a variance at the floor: its BIC is then
-    whatever the floor makes it, and ours leaves such a component on few rows out.
+    whatever the floor makes it, and ours leaves such a component on few rows out. A fit is as good
+    as another if its K is the same or its BIC is lower.
     """
     for name, rows, _, groups in tables():
         if len(rows) > FEW_ROWS // 2:
@@ -305,14 +311,21 @@ def _choice(rows: np.ndarray, kind: str, groups: Any, seeds: int) -> dict[str, A
         ledgers.append(found.best.bytes_up / len(found.best.worker_weights))
         here = emfed.select_components(model, rows, NUMBERS, seed=seed)
         alone.append((here.n_components, here.best.bic(rows)))
-    pairs = [(a, b) for i, a in enumerate(theirs) for b in theirs[i + 1 :]]
     return {
         "ours": [k for k, _ in ours],
         "sklearn": [k for k, _ in theirs],
         "flat": flat,
-        "agree": float(np.mean([a[0] == b[0] for a in ours for b in theirs])),
-        "alone agrees": float(np.mean([a[0] == b[0] for a in alone for b in theirs])),
-        "sklearn agrees": float(np.mean([a[0] == b[0] for a, b in pairs])),
+        **_agreement("workers", list(itertools.product(ours, theirs))),
+        **_agreement("alone", list(itertools.product(alone, theirs))),
+        **_agreement("sklearn", list(itertools.permutations(theirs, 2))),
         "bic above": float(np.mean([b for _, b in ours]) - np.mean([b for _, b in theirs])),
+        "alone above": float(np.mean([b for _, b in alone]) - np.mean([b for _, b in theirs])),
         "bytes up": float(np.mean(ledgers)),
     }
+
+
+def _agreement(who: str, pairs: list[Any]) -> dict[str, float]:
+    """How often K is the same as another's; and how often it is that, or BIC is lower."""
+    same = np.array([one[0] == other[0] for one, other in pairs])
+    lower = np.array([one[1] < other[1] for one, other in pairs])
+    return {f"{who} same": float(same.mean()), f"{who} as good": float((same | lower).mean())}

@@ -258,6 +258,16 @@ def fit(
     n_init: Annotated[
         int, option("Number of starts that compete; the best goes on.", ALGORITHM, "N", min=1)
     ] = 1,
+    moves: Annotated[
+        int,
+        option(
+            "After the fit of fewer than 50 workers has converged, move a component (two are "
+            "merged, another is split) until so many moves in a row gained nothing.",
+            ALGORITHM,
+            "N",
+            min=0,
+        ),
+    ] = 3,
     rounds: Annotated[int | None, option("At most; 1000 if left out.", LIMITS, "N", min=0)] = None,
     tol: Annotated[
         float | None,

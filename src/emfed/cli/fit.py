@@ -218,7 +218,7 @@ def _settings(options: Options, model: dict[str, Any], more: dict[str, Any]) -> 
 
 
 SETTINGS = (
-    *("follow_em", "participation", "weights", "start", "n_init"),
+    *("follow_em", "participation", "weights", "start", "n_init", "moves"),
     *("rounds", "tol", "field_tol", "max_bytes", "seconds", "seed", "errors", "validate"),
     *("epsilon", "delta"),
 )

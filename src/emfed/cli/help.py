@@ -68,7 +68,7 @@ def examples(*lines: str, before: str = "") -> str:
 
 SAME = (
     *("n_components", "covariance_type", "covariance_floor", "algorithm", "compressor"),
-    *("batch_size", "follow_em", "participation", "weights", "start", "n_init", "rounds"),
+    *("batch_size", "follow_em", "participation", "weights", "start", "n_init", "moves", "rounds"),
     *("tol", "field_tol"),
     *("max_bytes", "seconds", "checkpoint", "resume", "missing", "groups", "columns", "seed"),
     *("threads", "device", "precision", "target", "epsilon", "delta"),

@@ -213,14 +213,14 @@ def _make_rounds(
     """
     goes_on = watch.goes_on and given is None
     size = session.federation.size
-    algorithm, tolerance = settings.method(size), settings.tolerance(size)
+    algorithm, tolerance = settings.method(size), settings.tolerance
     watched = watches(settings, algorithm)
     view = main_view(session, parts, watched)
     begun = given
     if given is None and not goes_on:
         begun = start_at(settings, session, parts, view)
     run = begin_run(settings, session, view, begun, watch.monitor)
-    stop = settings.stop(algorithm, size)
+    stop = settings.stop(algorithm)
     climb = Climb(tolerance, settings.long_steps) if watched else None
     if climb is not None:  # it decides when EM has converged, part by part
         stop = replace(stop, nats=None)
@@ -792,7 +792,7 @@ def _exact(session: Session, part: int, params: list[Any], width: int) -> FloatA
 def result_of(run: Run, stopped: str, settings: FitSettings | None = None) -> Result:
     """What a run has reached so far."""
     session = run.session
-    stop = None if settings is None else settings.stop(run.algorithm, run.federation.size)
+    stop = None if settings is None else settings.stop(run.algorithm)
     told = {
         "algorithm": run.algorithm.describe(),
         "participation": run.participation.describe(),

@@ -325,15 +325,16 @@ class FitSettings:
         """Whether a fit may go on elsewhere after it has converged: a given start is meant."""
         return self.moves > 0 and isinstance(self.start, str) and not self.held_out
 
-    def tolerance(self, workers: int) -> float:
+    @property
+    def tolerance(self) -> float:
         """Nats per row that may be left; 0 where |H|^2 alone decides."""
         if self.tol is None:
             return TOL if self.field_tol is None else 0.0
         return float(self.tol)
 
-    def stop(self, algorithm: Algorithm, workers: int) -> Stop:
-        """When this algorithm, among so many workers, is done."""
-        nats, field_tol = self.tolerance(workers), self.field_tol
+    def stop(self, algorithm: Algorithm) -> Stop:
+        """When this algorithm is done."""
+        nats, field_tol = self.tolerance, self.field_tol
         if nats and not algorithm.tells_gains:
             nats, field_tol = 0.0, FIELD_TOL * nats if field_tol is None else field_tol
         limits = (self.rounds, self.epochs, self.max_bytes, self.seconds)
@@ -343,7 +344,7 @@ class FitSettings:
     @property
     def limits(self) -> Stop:
         """When a fit of several workers is done."""
-        return self.stop(self.method(2), 2)
+        return self.stop(self.method(2))
 
     @classmethod
     def read(cls, model: Any, algorithm: Any = None, **options: Any) -> FitSettings:

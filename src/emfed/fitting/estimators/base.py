@@ -288,6 +288,7 @@ class FederatedEstimator(BaseEstimator):
             follow_em=bool(self.follow_em),
             start=self.start,
             n_init=check_count("n_init", self.n_init),
+            moves=check_count("moves", self.moves, 0),
             rounds=check_count("max_iter", self.max_iter),
             tol=None if self.tol is None else float(self.tol),
             seed=seed_of(self.random_state),

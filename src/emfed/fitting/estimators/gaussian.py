@@ -29,11 +29,14 @@ class FederatedGaussianMixture(MixtureMethods, DensityMixin, FederatedEstimator)
         What chooses among several numbers.
     tol : float or None
         The log-likelihood per row that a converged fit may still have to gain, in nats; by default
-        1e-4 for one worker, 1e-6 for several.
+        1e-6.
     max_iter : int
         The largest number of rounds.
     n_init : int
         The number of starts that compete, of which the best goes on.
+    moves : int
+        How often in a row a component is moved in vain after the fit of fewer than 50 workers has
+        converged: two are merged and another is split. 0: it ends where its start leads.
     start : str or parameters
         "auto", "merge", "k-means", "moments", "points" (rows of the data leave their workers), or
         parameters of the model.
@@ -111,6 +114,7 @@ class FederatedGaussianMixture(MixtureMethods, DensityMixin, FederatedEstimator)
         tol: float | None = None,
         max_iter: int = 1000,
         n_init: int = 1,
+        moves: int = 3,
         start: Any = "auto",
         algorithm: Any = "auto",
         follow_em: bool = False,
@@ -131,6 +135,7 @@ class FederatedGaussianMixture(MixtureMethods, DensityMixin, FederatedEstimator)
         self.tol = tol
         self.max_iter = max_iter
         self.n_init = n_init
+        self.moves = moves
         self.start = start
         self.algorithm = algorithm
         self.follow_em = follow_em

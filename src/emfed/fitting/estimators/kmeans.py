@@ -33,6 +33,9 @@ class FederatedKMeans(
         The largest number of rounds.
     n_init : int
         The number of starts that compete, of which the best goes on.
+    moves : int
+        How often in a row a component is moved in vain after the fit of fewer than 50 workers has
+        converged: two are merged and another is split. 0: it ends where its start leads.
     start : str or Centres
         "auto", "merge", "k-means", "moments", "points" or centres; raw points leave their workers
         with "points" alone.
@@ -97,6 +100,7 @@ class FederatedKMeans(
         tol: float = 1e-6,
         max_iter: int = 300,
         n_init: int = 1,
+        moves: int = 3,
         start: Any = "auto",
         algorithm: Any = "em",
         warm_start: bool = False,
@@ -110,6 +114,7 @@ class FederatedKMeans(
         self.tol = tol
         self.max_iter = max_iter
         self.n_init = n_init
+        self.moves = moves
         self.start = start
         self.algorithm = algorithm
         self.warm_start = warm_start

@@ -380,7 +380,7 @@ class _Shown:
         }
 
     def _detail(self, record: RoundRecord) -> dict[str, Any]:
-        stop = self._config.settings.stop(self._config.settings.method(2), 2)
+        stop = self._config.settings.limits
         watched = [v[1] if stop.tolerance else v[2] for v in self._history]
         values = [v for v in watched if v is not None]
         ahead = rounds_left(values, stop.nats, stop.tolerance, self.limit, record.round)
