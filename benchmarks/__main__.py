@@ -13,6 +13,7 @@ import os
 import platform
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from functools import partial
@@ -43,7 +44,7 @@ from benchmarks.hostile import bench_hostile
 from benchmarks.house import bench_house, wordy, write_table
 from benchmarks.imputation import Kept, bench_imputation, bench_index, goals
 from benchmarks.judging import bench_coverage, bench_exchanges, bench_mistakes
-from benchmarks.ledger import bench_ledger, bench_mnist
+from benchmarks.ledger import bench_ledger, bench_mnist, bench_pays
 from benchmarks.messages import bench_messages
 from benchmarks.models import bench_models
 from benchmarks.network import ANSWER, QUESTION, bench_network
@@ -629,6 +630,25 @@ def estimators(
     return {"ends": ends, "speed": fits, "starts": starts, "pooled": pooled}
 
 
+def pays(console: Console) -> list[dict[str, Any]]:
+    """What a fit sends beside the size of the rows."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", emfed.EmfedWarning)
+        rows = bench_pays()
+    names = ("3", "1:6", "3, moves=0")
+    lines = [
+        (
+            row["rows"],
+            f"{row['raw'] / 1e3:.1f} kB",
+            *(f"{row[n] / 1e3:.0f} kB, {row[n] / row['raw']:.2g} times" for n in names),
+        )
+        for row in rows
+    ]
+    heads = ("rows of a site", "raw", *(f"n_components={name}" for name in names))
+    show(console, "All bytes of ten sites, median of three seeds", heads, lines)
+    return rows
+
+
 def starts(console: Console) -> dict[str, Any]:
     """Where default starts lead, and which number of components a range chooses."""
     gaps = list(bench_gaps())
@@ -966,6 +986,7 @@ SECTIONS: dict[str, Callable[[Console], Any]] = {
     "privacy": privacy,
     "private-start": private_start,
     "starts": starts,
+    "pays": pays,
     "merged": merged,
     "coverage": coverage,
     "mistakes": mistakes,

@@ -130,3 +130,26 @@ def _draw(curves: dict[str, Any], path: Path) -> None:
         figure.tight_layout()
         figure.savefig(path)
         plt.close(figure)
+
+
+def bench_pays(
+    sizes: tuple[int, ...] = (15, 150, 1500, 15_000), seeds: int = 3
+) -> list[dict[str, Any]]:
+    """All bytes of a default fit beside the rows themselves: ten sites, four columns, full."""
+    out = []
+    for rows in sizes:
+        told: dict[str, Any] = {"rows": rows}
+        for label, numbers, moves in (("3", 3, 3), ("1:6", "1:6", 3), ("3, moves=0", 3, 0)):
+            sent = []
+            for seed in range(seeds):
+                rng = np.random.default_rng(seed)
+                sites = {
+                    str(j): rng.normal(rng.choice([-4, 0, 4], (rows, 1)), 1, (rows, 4))
+                    for j in range(10)
+                }
+                model = emfed.gaussian_mixture(1, "full")
+                fit = emfed.fit(model, sites, n_components=numbers, moves=moves, seed=seed)
+                sent.append(fit.bytes_up + fit.bytes_down)
+            told[label], told["raw"] = float(np.median(sent)), fit.raw_bytes
+        out.append(told)
+    return out
