@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from emfed.core.ledger import KINDS, Ledger
-from emfed.core.protocols import FloatArray, IntArray
+from emfed.core.protocols import FloatArray, IntArray, ModelWords
 from emfed.core.version import __version__
 from emfed.models.component_summaries import width_of
 from emfed.network.scoring import falls_short
@@ -112,7 +112,8 @@ class Facts:
 
 def make_card(result: Result) -> dict[str, Any]:
     """The card as plain JSON types; everything in it is an aggregate over workers or a setting."""
-    facts, columns = result.facts, result.columns
+    facts, columns, words = result.facts, result.columns, result.model.words()
+    value = None if facts is None else facts.log_likelihood
     made = [record for record in result.records if record.round > 0]
     width = width_of(result.model) or (columns and len(columns))
     data: dict[str, Any] = {"columns": width, "column_names": columns and list(columns)}
@@ -145,12 +146,12 @@ def make_card(result: Result) -> dict[str, Any]:
             "converged": result.converged,
             "squared_H": made[-1].squared_H if made else None,
             "guard_hits": result.guard_hits,
-            "log_likelihood": None if facts is None else facts.log_likelihood,
+            words.key: None if value is None else words.sign * value,
         },
     }
 
 
-def worker_table(ledger: Ledger, facts: Facts | None) -> dict[str, list[Any]]:
+def worker_table(ledger: Ledger, facts: Facts | None, words: ModelWords) -> dict[str, list[Any]]:
     """One row per worker: name, rows, messages and bytes each way, and fit where it is known."""
     n = ledger.counts.shape[-1]
     names = [str(i) for i in range(n)] if ledger.names is None else list(ledger.names)
@@ -164,7 +165,8 @@ def worker_table(ledger: Ledger, facts: Facts | None) -> dict[str, list[Any]]:
         table[f"bytes_{direction}"] = (payload[d] + envelope[d]).tolist()
         table[f"payload_{direction}"] = payload[d].tolist()
     if facts is not None and facts.scores is not None:
-        table["log_likelihood"] = [None if np.isnan(v) else v for v in facts.scores[:, 0].tolist()]
+        scores = words.sign * facts.scores[:, 0]
+        table[words.key] = [None if np.isnan(v) else v for v in scores.tolist()]
         if (expected := facts.expected) is not None:
             table["expected"] = [None if np.isnan(v) else v for v in expected[:, 0].tolist()]
             bad = set(facts.badly_served().tolist())

@@ -21,6 +21,7 @@ from emfed.cli.intake import Intake, read_workers
 from emfed.cli.tables import PIPE, check_output
 from emfed.core.configuration import nearest
 from emfed.core.errors import SettingsError
+from emfed.core.protocols import ModelWords, plural
 from emfed.data.placing import check_precision, to_device
 from emfed.fitting.driver import Watch, threads_of
 from emfed.fitting.driver import run_fit as drive
@@ -66,7 +67,7 @@ def run_fit(options: Options) -> tuple[bool, bool]:
     if options.json_output:
         print(json.dumps(summary, allow_nan=False))  # noqa: T201
     elif not options.quiet:
-        _print(summary)
+        _print(summary, result.model.words())
         if result.validation is not None:
             print(f"\n{result.validation}")  # noqa: T201
     return result.stopped == "interrupted", bool(summary["converged"])
@@ -233,7 +234,7 @@ def summarise(
     assert facts is not None
     names, workers = result.workers()["worker"], len(facts.rows)
     bad = [names[i] for i in facts.badly_served().tolist()]
-    describe = result.model.describe()
+    describe, words, value = result.model.describe(), result.model.words(), facts.log_likelihood
     return {
         "model": options.out,
         "report": options.report,
@@ -246,7 +247,7 @@ def summarise(
         "rounds": result.rounds,
         "stopped": result.stopped,
         "converged": result.converged,
-        "log_likelihood": facts.log_likelihood,
+        words.key: None if value is None else words.sign * value,
         "privacy": None if result.privacy is None else dict(result.privacy),
         "bytes_up": result.bytes_up,
         "bytes_down": result.bytes_down,
@@ -274,16 +275,17 @@ def _beside_raw(summary: dict[str, Any]) -> str:
     return size(total) + ("" if raw is None else f" (the rows themselves: {size(raw)})")
 
 
-def _print(summary: dict[str, Any]) -> None:
+def _print(summary: dict[str, Any], words: ModelWords) -> None:
     from rich.console import Console
     from rich.table import Table
 
     console = Console(highlight=False)
-    table = Table(title=f"{summary['kind']} of {summary['rows']} rows", show_header=False)
-    fit_words, private = summary["log_likelihood"], summary["privacy"]
+    title = f"{words.title}: {plural(summary['rows'], words.row)}"
+    table = Table(title=title, show_header=False)
+    score, private = summary[words.key], summary["privacy"]
     ended: tuple[tuple[str, str], ...] = (
         ("converged", "yes" if summary["converged"] else "no"),
-        ("log-likelihood per row", "not known" if fit_words is None else f"{fit_words:.6g}"),
+        (f"{words.score} per {words.row}", "not known" if score is None else f"{score:.6g}"),
         ("sent by a worker", size(summary["bytes_up_per_worker"])),
         ("sent to a worker", size(summary["bytes_down_per_worker"])),
         ("sent in all", _beside_raw(summary)),
@@ -293,8 +295,9 @@ def _print(summary: dict[str, Any]) -> None:
     if private:  # nothing was asked that the budget does not hold, convergence neither
         ended = (("epsilon, delta", f"{private['epsilon']:.4g}, {private['delta']:g}"),)
     for name, value in (
-        ("workers, columns", f"{summary['workers']}, {summary['columns']}"),
-        ("components", str(summary["components"])),
+        ("workers", f"{summary['workers']}"),
+        *([("columns", f"{columns}")] if (columns := summary["columns"]) else []),
+        *([(f"{words.part}s", f"{parts}")] if (parts := summary["components"] or 1) > 1 else []),
         ("rounds", f"{summary['rounds']} ({ending(summary['stopped'])})"),
         *ended,
         ("seed", str(summary["seed"])),
@@ -304,9 +307,9 @@ def _print(summary: dict[str, Any]) -> None:
     if private:
         console.print(f"{private['words']}.", markup=False)
     for row in summary["tried"]:
-        many = "s" if row["n_components"] > 1 else ""
         fallen = " (one has collapsed)" if row.get("collapsed") else ""
-        console.print(f"  {row['n_components']} component{many}: BIC {row['bic']:,.1f}{fallen}")
+        parts = plural(row["n_components"], words.part)
+        console.print(f"  {parts}: BIC {row['bic']:,.1f}{fallen}")
     if summary["served"]:
         some = len(summary["badly_served"]) < summary["workers"]
         console.print(f"note: {summary['served']}{' See emfed adapt.' * some}", markup=False)

@@ -5,8 +5,8 @@ Everything here follows from parameters alone; no row is needed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -14,6 +14,7 @@ import numpy as np
 from emfed.core.protocols import FloatArray, HasColumns, IntArray, Parameters
 from emfed.models.columns import Columns
 from emfed.models.emissions import by_column
+from emfed.models.loadings import FactorParameters
 
 VARIANCES: dict[str, Callable[[FloatArray], FloatArray]] = {
     "gaussian": lambda t: t[..., 1],
@@ -25,6 +26,8 @@ VARIANCES: dict[str, Callable[[FloatArray], FloatArray]] = {
 """The variance of one value, per unit of exposure; categories have none."""
 
 
+MOST_NUMBERS = 12
+"""Numbers of a column's parameters that a cell of a table holds."""
 _NO_COLUMNS: IntArray = np.empty(0, dtype=np.int64)
 
 
@@ -32,10 +35,8 @@ _NO_COLUMNS: IntArray = np.empty(0, dtype=np.int64)
 class Portrait:
     """Components of a fitted model, in the user's units."""
 
-    noun: str
-    """What the parts are called: component or state."""
     weights: FloatArray
-    """The share of each, ``(K,)``."""
+    """The share of each, ``(K,)``; NaN where parameters do not tell it."""
     features: Sequence[str]
     cells: Sequence[Sequence[str]]
     """For each feature, a short text for each component."""
@@ -44,6 +45,8 @@ class Portrait:
     means: FloatArray | None = None
     covariances: FloatArray | None = None
     """``(K, c)`` and ``(K, c, c)``, or variances ``(K, c)``; None where rows have none."""
+    legend: str = ""
+    """What the numbers of a cell are, where the cell does not say it."""
 
 
 @runtime_checkable
@@ -64,8 +67,8 @@ def portray(model: Any, params: Any, names: Sequence[str] | None = None) -> Port
     if isinstance(model, HasPortrait):
         return model.portrait(params, names or [f"column {j}" for j in range(width_of(model) or 0)])
     arrays = params.arrays() if isinstance(params, Parameters) else {}
-    cells = [[_numbers(np.ravel(value))] for value in arrays.values()]
-    return Portrait("estimate", np.full(1, np.nan), list(arrays), cells, _NO_COLUMNS)
+    cells = [_numbers(np.reshape(value, (1, -1))) for value in arrays.values()]
+    return Portrait(np.full(1, np.nan), list(arrays), cells, _NO_COLUMNS)
 
 
 def normal_portrait(
@@ -80,7 +83,24 @@ def normal_portrait(
         told = zip(means[:, j].tolist(), sd[:, j].tolist(), strict=True)
         cells.append([f"{m:,.{d}f} ± {s:,.{d}f}" for m, s in told])
     every = np.arange(means.shape[1], dtype=np.int64)
-    return Portrait("component", weights, names, cells, every, means, spread)
+    legend = "mean ± standard deviation"
+    return Portrait(weights, names, cells, every, means, spread, legend)
+
+
+def factor_portrait(params: FactorParameters, names: Sequence[str]) -> Portrait:
+    """Means and standard deviations, and below them what each column has of each factor."""
+    own = normal_portrait(params.weights, params.means, params.covariances(), names)
+    features = [*own.features, *(f"{name}, loadings" for name in names)]
+    cells = [*own.cells, *(_numbers(params.loadings[:, j]) for j in range(len(names)))]
+    return replace(own, features=features, cells=cells)
+
+
+def alike(values: FloatArray) -> list[str]:
+    """Numbers with the same decimals, which show the largest of them in four figures."""
+    most = np.abs(values[np.isfinite(values)]).max(initial=0.0)
+    if not 1e-3 <= most < 1e6:
+        return [f"{v:.3g}" for v in values.tolist()]
+    return [f"{v:,.{int(np.clip(3 - np.floor(np.log10(most)), 0, 6))}f}" for v in values.tolist()]
 
 
 def digits(values: FloatArray) -> int:
@@ -97,16 +117,16 @@ def centre_portrait(centres: FloatArray, names: Sequence[str]) -> Portrait:
         for column, s in zip(centres.T, spread, strict=True)
     ]
     shares = np.full(len(centres), np.nan)
-    return Portrait("cluster", shares, names, cells, _NO_COLUMNS)
+    return Portrait(shares, names, cells, _NO_COLUMNS, legend="centres")
 
 
 def column_portrait(
-    noun: str, weights: FloatArray, columns: Columns, params: Any, names: Sequence[str]
+    weights: FloatArray, columns: Columns, params: Any, names: Sequence[str]
 ) -> Portrait:
     """The parameters of columns of any family."""
     found = by_column(columns, params)
     keys = list(found)
-    cells = [[_words(found[key], k) for k in range(len(weights))] for key in keys]
+    cells = [_words(found[key]) for key in keys]
     order = [int(c) for group in columns.groups for c in group.columns]
     labels = [names[c] for c in sorted(order)]
     which, means, variances = [], [], []
@@ -117,10 +137,9 @@ def column_portrait(
             means.append(group.family.mean(theta, np.ones(1)))
             variances.append(VARIANCES[group.array](theta))
     if not which:
-        return Portrait(noun, weights, labels, cells, _NO_COLUMNS)
+        return Portrait(weights, labels, cells, _NO_COLUMNS)
     picked = np.argsort(which)
     return Portrait(
-        noun,
         weights,
         labels,
         cells,
@@ -130,16 +149,18 @@ def column_portrait(
     )
 
 
-def _words(arrays: Any, k: int) -> str:
-    """One column's parameters in one component, few words."""
-    parts = []
-    for name, value in arrays.items():
-        parts.append(f"{name} {_numbers(np.atleast_1d(np.asarray(value)[k]))}")
-    return ", ".join(parts)
+def _words(arrays: Mapping[str, FloatArray]) -> list[str]:
+    """One column's parameters in each component, few words; the same decimals in all."""
+    told = [[f"{name} {text}" for text in _numbers(values)] for name, values in arrays.items()]
+    return [", ".join(parts) for parts in zip(*told, strict=True)]
 
 
-def _numbers(values: FloatArray) -> str:
-    return " ".join(f"{v:.3g}" for v in values[:12]) + (" …" if len(values) > 12 else "")
+def _numbers(values: FloatArray) -> list[str]:
+    """The first numbers of each component, ``(K,)`` or ``(K, n)``."""
+    values = np.asarray(values).reshape(len(values), -1)
+    more = " …" if values.shape[1] > MOST_NUMBERS else ""
+    told = np.reshape(alike(values[:, :MOST_NUMBERS].ravel()), (len(values), -1))
+    return [" ".join(row) + more for row in told.tolist()]
 
 
 def principal_plane(portrait: Portrait) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
