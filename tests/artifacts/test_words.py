@@ -7,6 +7,8 @@ import warnings
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
 
 import emfed
@@ -17,7 +19,9 @@ from emfed.artifacts.page import Page, Table
 from emfed.cli import fit as command
 from emfed.core.errors import SettingsError
 from emfed.core.protocols import ModelWords
+from emfed.fitting.estimators import FederatedMixture
 from emfed.models.clusters import Clusters
+from emfed.models.component_summaries import normal_portrait
 from emfed.models.side_by_side import SideBySide
 from tests.contracts.test_one_registry import EXAMPLES
 
@@ -112,6 +116,9 @@ def test_criteria_and_scores_of_k_means_are_not_called_likelihoods() -> None:
     table = result.workers()
     assert min(table["squared_distance"]) > 0
     assert table["squared_distance"][0] == pytest.approx(-result.log_likelihood(rows))
+    plain = emfed.fit(emfed.k_means(2), EXAMPLES["k-means"][1], scores=True)  # in units of the data
+    nearest = ((rows[:, None] - plain.params.centres) ** 2).sum(axis=-1).min(axis=1)
+    assert plain.workers()["squared_distance"][0] == pytest.approx(nearest.mean())
     assert "log_likelihood" not in result.card["convergence"]
 
 
@@ -120,3 +127,19 @@ def test_decimals_of_a_feature_are_alike() -> None:
     for feature, *own in features(result)[1]:
         found = {tuple(len(n) for n in re.findall(r"\.(\d+)", cell)) for cell in own}
         assert len(found) == 1, feature
+
+
+def test_a_component_at_its_floor_does_not_lengthen_the_decimals_of_others() -> None:
+    cells = normal_portrait(
+        np.ones(2) / 2, np.array([[1.5], [-1e-9]]), np.array([[4.0], [1e-8]]), ["x"]
+    ).cells
+    assert cells == [["1.500 ± 2.000", "0.000 ± 0.000"]]
+
+
+def test_categories_stand_in_the_words_of_the_data() -> None:
+    rng = np.random.default_rng(0)
+    table = {"dose": rng.normal(size=90), "ward": rng.choice(["north", "south"], 90, p=[0.8, 0.2])}
+    mixture = FederatedMixture(1, families={"ward": "categorical"}).fit(pd.DataFrame(table))
+    rows = {name: own for name, *own in features(mixture.result_)[1]}
+    north = (table["ward"] == "north").mean()
+    assert rows["ward"] == [f"north {north:.1%}, south {1 - north:.1%}"]

@@ -244,6 +244,8 @@ def _messages(result: Result) -> Table:
         if not (up["messages"] or down["messages"]):
             continue
         name, when, what = WORDS[kind]
+        if kind == "closing":
+            what = _closing(result, what)
         if kind == "round" and _setting(result).get("algorithm") == "em":
             what = "the site's statistics, as listed below"
         mean = up["payload"] / max(1, up["messages"])
@@ -272,6 +274,14 @@ def _messages(result: Result) -> Table:
         ),
         rows,
     )
+
+
+def _closing(result: Result, what: str) -> str:
+    """What sites said at the end: a model that draws no rows expects nothing of theirs."""
+    facts = result.facts
+    if facts is None or facts.expected is None:
+        what = what.replace(", as they are and as the model expects them", "")
+    return what.replace(NEEDLESS[0], "") if facts is None or facts.shares is None else what
 
 
 def _statistics(result: Result) -> Table:

@@ -17,7 +17,14 @@ from emfed.artifacts.result import Result, ending
 from emfed.core.errors import SettingsError
 from emfed.core.protocols import BoolArray, FloatArray, IntArray, ModelWords, plural
 from emfed.core.storage import write_atomic
-from emfed.models.component_summaries import Portrait, portray, principal_plane, width_of
+from emfed.models.component_summaries import (
+    Portrait,
+    digits,
+    fixed,
+    portray,
+    principal_plane,
+    width_of,
+)
 
 MOST_ROWS = 400
 """Rows of a table on the page."""
@@ -28,6 +35,8 @@ WIDEST = 1500
 MOST_DRAWN = 20
 """Components that a reader can tell apart in one figure."""
 BYTES = "kB per site, up and down"
+MOST_LEVELS = 5
+"""Categories of a column that the table of components names: the likeliest."""
 MOST_NAMED = 40
 """Sites whose names stand beside a figure; of more, the table has them."""
 _TURN = np.linspace(0, 2 * np.pi, 73)
@@ -154,10 +163,15 @@ def _highlights(result: Result) -> list[Highlight]:
         beside = f"{told} the rows themselves, {size(raw)}"
     found.append(Highlight("bytes, both ways", size(total), beside))
     if facts is not None and facts.log_likelihood is not None:
-        value = words.sign * facts.log_likelihood
-        found.append(Highlight(words.score, f"{value:.4f}", words.per_row))
+        value = words.factor * facts.log_likelihood
+        found.append(Highlight(words.score, _figures(value), words.per_row))
     count = len(_warnings(result))
     return [*found, Highlight("warnings", str(count) if count else "none", "", count == 0)]
+
+
+def _figures(value: float) -> str:
+    """A score with four decimals, and fewer where it is large."""
+    return f"{value:,.4f}" if abs(value) < 1e4 else f"{value:,.0f}"
 
 
 def _source(result: Result) -> str:
@@ -255,11 +269,11 @@ def _climb(
 ) -> list[Figure]:
     """The way up, as what was missing to the best: an axis of its own size at every stage."""
     best = float(y.max())
-    short = best - y
-    some = short > 1e-12 * max(1.0, abs(best))
+    short = abs(words.factor) * (best - y)
+    some = best - y > 1e-12 * max(1.0, abs(best))
     if some.sum() < 2:
         return []
-    side = "below" if words.sign > 0 else "above"
+    side = "below" if words.factor > 0 else "above"
     label = f"mean {words.score}{less}, {side} its best"
     axis = f"{words.per_row} {side} the best"
     panels = [
@@ -268,7 +282,7 @@ def _climb(
     ]
     caption = (
         f"Mean {words.score} per {words.row}{less}, against rounds and bytes: how far it was "
-        f"{side} the best that was reached, {words.sign * best:.8g}, on a logarithmic axis."
+        f"{side} the best that was reached, {words.factor * best:.8g}, on a logarithmic axis."
     )
     return [Figure(caption, panels, apart=True)]
 
@@ -373,11 +387,27 @@ def _errors(result: Result) -> list[Section]:
     if result.uncertainty is None:
         return []
     table = result.summary().table
-    numbers = [["" if v is None else f"{v:.4g}" for v in table[n]] for n in list(table)[1:]]
-    rows = list(zip(table["name"], *numbers, strict=True))
+    numbers = zip(*(table[n] for n in list(table)[1:]), strict=True)
+    rows = [(name, *_error_row(own)) for name, own in zip(table["name"], numbers, strict=True)]
     heads = ("parameter", "estimate", "standard error", "z", "2.5%", "97.5%")
     text = "Standard errors follow from the observed information: they hold where the model does."
     return [_folded(Section("Standard errors", [text]), "Parameters", heads, rows)]
+
+
+def _error_row(numbers: Sequence[float | None]) -> list[str]:
+    """Estimate, error, z and bounds, with the decimals that the error deserves."""
+    error = numbers[1]
+    known = error is not None and 1e-7 < error < 1e7
+    decimals = digits(np.array([error])) if known else 0
+    told = []
+    for place, value in enumerate(numbers):
+        if value is None:
+            told.append("")
+        elif place == 2:
+            told.append(f"{value:.2f}")
+        else:
+            told.append(fixed(value, decimals) if known else f"{value:.4g}")
+    return told
 
 
 def _unjudged(
@@ -397,7 +427,7 @@ def _unjudged(
         )
     told = [table[name] for name in ("worker", "rows", words.key)]
     rows = [
-        (name, f"{count:,}", "did not say" if value is None else f"{value:.3f}")
+        (name, f"{count:,}", "did not say" if value is None else f"{value:,.3f}")
         for name, count, value in zip(*told, strict=True)
     ]
     heads = ("site", f"{words.row}s", f"{words.score} per {words.row}")
@@ -516,7 +546,7 @@ def _flat_line(values: FloatArray) -> bool:
 
 
 def _participation(result: Result) -> Section:
-    made = [record for record in result.records if record.round > 0]
+    made = [record for record in result.records if record.round > 0 and record.asked]
     heading = "Participation"
     if not made:
         return Section(heading, ["No round was made."])
@@ -665,13 +695,26 @@ def _curves(portrait: Portrait, name: str, words: ModelWords) -> Figure:
 def features(result: Result) -> tuple[list[str], list[list[str]], str]:
     """Headings and rows of the table of a model's parts, and what its numbers are."""
     portrait = portray(result.model, result.params, result.columns)
-    rows = [[f, *cells] for f, cells in zip(portrait.features, portrait.cells, strict=True)]
+    known = {} if result.facts is None else result.facts.settings.get("categories", {})
+    told = dict(zip(portrait.features, portrait.cells, strict=True))
+    told |= {f: _levels(portrait.levels[f], known[f]) for f in portrait.levels if f in known}
+    rows = [[feature, *cells] for feature, cells in told.items()]
     shares = portrait.weights
     if not np.isfinite(shares).all():  # parameters do not tell them: statistics may
         shares = result.model.component_shares(result.statistics)
     if len(shares) > 1:
         rows.insert(0, ["share", *(f"{w:.1%}" for w in shares.tolist())])
     return result.model.words().heads(len(portrait.weights)), rows, portrait.legend
+
+
+def _levels(shares: FloatArray, names: Sequence[str]) -> list[str]:
+    """The likeliest categories of each component, by the words that stood in the data."""
+    order = np.argsort(-shares, axis=1, kind="stable")[:, :MOST_LEVELS]
+    told = [
+        ", ".join(f"{names[j]} {own[j]:.1%}" for j in places)
+        for own, places in zip(shares, order.tolist(), strict=True)
+    ]
+    return [line + ", …" * (len(names) > MOST_LEVELS) for line in told]
 
 
 def _components(result: Result) -> list[Section]:

@@ -146,7 +146,7 @@ def make_card(result: Result) -> dict[str, Any]:
             "converged": result.converged,
             "squared_H": made[-1].squared_H if made else None,
             "guard_hits": result.guard_hits,
-            words.key: None if value is None else words.sign * value,
+            words.key: None if value is None else words.factor * value,
         },
     }
 
@@ -165,7 +165,7 @@ def worker_table(ledger: Ledger, facts: Facts | None, words: ModelWords) -> dict
         table[f"bytes_{direction}"] = (payload[d] + envelope[d]).tolist()
         table[f"payload_{direction}"] = payload[d].tolist()
     if facts is not None and facts.scores is not None:
-        scores = words.sign * facts.scores[:, 0]
+        scores = words.factor * facts.scores[:, 0]
         table[words.key] = [None if np.isnan(v) else v for v in scores.tolist()]
         if (expected := facts.expected) is not None:
             table["expected"] = [None if np.isnan(v) else v for v in expected[:, 0].tolist()]

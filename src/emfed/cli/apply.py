@@ -28,7 +28,7 @@ def run_predict(options: Options) -> None:
         raise SettingsError(f"{model} has no components to tell: {result.model.describe()}.")
     frame, rows = _read(result, options)
     with threads_of(options.threads):
-        shares, scores = result.predict_proba(rows), words.sign * result.score_samples(rows)
+        shares, scores = result.predict_proba(rows), words.factor * result.score_samples(rows)
     best = np.argmax(shares, axis=1)
     told: dict[str, Any] = {
         words.part: best,
@@ -63,7 +63,7 @@ def run_adapt(options: Options) -> None:
     with threads_of(options.threads):
         adapted = result.adapt(rows, options.worth)
         words = result.model.words()
-        before, after = (words.sign * r.log_likelihood(rows) for r in (result, adapted))
+        before, after = (words.factor * r.log_likelihood(rows) for r in (result, adapted))
     adapted.save(out)
     if options.json_output:
         summary = {

@@ -247,7 +247,7 @@ def summarise(
         "rounds": result.rounds,
         "stopped": result.stopped,
         "converged": result.converged,
-        words.key: None if value is None else words.sign * value,
+        words.key: None if value is None else words.factor * value,
         "privacy": None if result.privacy is None else dict(result.privacy),
         "bytes_up": result.bytes_up,
         "bytes_down": result.bytes_down,

@@ -164,8 +164,8 @@ class ModelWords:
         Its unit; empty: it has none.
     meaning : str
         What it says, and whether more of it is better.
-    sign : int
-        -1 where `Model.log_likelihood` is minus the score, since it must rise.
+    factor : float
+        What makes the score of `Model.log_likelihood`, which must rise and may have other units.
 
     Examples
     --------
@@ -180,7 +180,7 @@ class ModelWords:
     score: str = "log-likelihood"
     unit: str = "nats"
     meaning: str = "how probable the rows are under the model; higher is better"
-    sign: int = 1
+    factor: float = 1.0
 
     @property
     def title(self) -> str:
@@ -574,8 +574,7 @@ def free_parameters(model: Any) -> int:
         return model.free_parameters()
     raise SettingsError(
         f"no AIC, BIC or ICL: {type(model).__name__} has no free_parameters(). Compare the "
-        f"{model.words().score} of rows that were left out of the fit: log_likelihood()"
-        f"{' is minus it' * (model.words().sign < 0)}."
+        f"{model.words().score} of rows that were left out of the fit, by log_likelihood()."
     )
 
 

@@ -445,14 +445,18 @@ class Clusters(Model):
         return centre_portrait(params.centres, names)
 
     def words(self) -> ModelWords:
-        units = "standard deviations of the columns" if self.standardised else "units of the data"
+        units, scale = "units of the data", 1.0
+        if self.standardised:
+            units = "standard deviations of the columns"
+        elif self.frame is not None:
+            scale = float(self.frame.scale[0])  # one for all columns
         return ModelWords(
             f"k-means clustering with {plural(self.n_components, 'cluster')}",
             part="cluster",
             score="squared distance",
             unit="",
-            meaning=f"from a row to the nearest centre, in {units}; lower is better",
-            sign=-1,
+            meaning=f"that from a row to the nearest centre, in {units}; lower is better",
+            factor=-(scale**2),
         )
 
     def describe(self) -> dict[str, Any]:

@@ -6,7 +6,7 @@ Everything here follows from parameters alone; no row is needed.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -28,6 +28,8 @@ VARIANCES: dict[str, Callable[[FloatArray], FloatArray]] = {
 
 MOST_NUMBERS = 12
 """Numbers of a column's parameters that a cell of a table holds."""
+NEGLIGIBLE = 0.01
+"""A spread below this share of the largest one does not set the decimals of a feature."""
 _NO_COLUMNS: IntArray = np.empty(0, dtype=np.int64)
 
 
@@ -45,6 +47,8 @@ class Portrait:
     means: FloatArray | None = None
     covariances: FloatArray | None = None
     """``(K, c)`` and ``(K, c, c)``, or variances ``(K, c)``; None where rows have none."""
+    levels: Mapping[str, FloatArray] = field(default_factory=dict)
+    """Of features that are categories, the probability of each, ``(K, categories)``."""
     legend: str = ""
     """What the numbers of a cell are, where the cell does not say it."""
 
@@ -81,10 +85,10 @@ def normal_portrait(
     for j in range(means.shape[1]):
         d = digits(sd[:, j])
         told = zip(means[:, j].tolist(), sd[:, j].tolist(), strict=True)
-        cells.append([f"{m:,.{d}f} ± {s:,.{d}f}" for m, s in told])
+        cells.append([f"{fixed(m, d)} ± {fixed(s, d)}" for m, s in told])
     every = np.arange(means.shape[1], dtype=np.int64)
     legend = "mean ± standard deviation"
-    return Portrait(weights, names, cells, every, means, spread, legend)
+    return Portrait(weights, names, cells, every, means, spread, legend=legend)
 
 
 def factor_portrait(params: FactorParameters, names: Sequence[str]) -> Portrait:
@@ -100,20 +104,32 @@ def alike(values: FloatArray) -> list[str]:
     most = np.abs(values[np.isfinite(values)]).max(initial=0.0)
     if not 1e-3 <= most < 1e6:
         return [f"{v:.3g}" for v in values.tolist()]
-    return [f"{v:,.{int(np.clip(3 - np.floor(np.log10(most)), 0, 6))}f}" for v in values.tolist()]
+    decimals = int(np.clip(3 - np.floor(np.log10(most)), 0, 6))
+    return [fixed(v, decimals) for v in values.tolist()]
 
 
 def digits(values: FloatArray) -> int:
-    """Decimals that show the smallest of these in two figures, for all of them alike."""
+    """Decimals that show the smallest of these in two figures, for all of them alike.
+
+    One far below the largest, as where a floor holds it up, does not lengthen all the others.
+    """
     some = np.abs(values[np.isfinite(values) & (values != 0)])
-    return int(np.clip(1 - np.floor(np.log10(some.min())), 0, 8)) if len(some) else 2
+    if not len(some):
+        return 2
+    least = max(some.min(), NEGLIGIBLE * some.max())
+    return int(np.clip(1 - np.floor(np.log10(least)), 0, 8))
+
+
+def fixed(value: float, decimals: int) -> str:
+    """A number with so many decimals; zero has no sign."""
+    return f"{round(value, decimals) + 0.0:,.{decimals}f}"
 
 
 def centre_portrait(centres: FloatArray, names: Sequence[str]) -> Portrait:
     """k-means has centres and nothing else: shares are in the statistics."""
     spread = np.maximum(np.ptp(centres, axis=0), 1e-12 * np.abs(centres).max(axis=0))
     cells = [
-        [f"{v:,.{digits(s[None] / 10)}f}" for v in column.tolist()]
+        [fixed(v, digits(s[None] / 10)) for v in column.tolist()]
         for column, s in zip(centres.T, spread, strict=True)
     ]
     shares = np.full(len(centres), np.nan)
@@ -136,8 +152,10 @@ def column_portrait(
             which += group.columns.tolist()
             means.append(group.family.mean(theta, np.ones(1)))
             variances.append(VARIANCES[group.array](theta))
+    own = zip(labels, keys, strict=True)
+    levels = {n: found[k]["probabilities"] for n, k in own if "probabilities" in found[k]}
     if not which:
-        return Portrait(weights, labels, cells, _NO_COLUMNS)
+        return Portrait(weights, labels, cells, _NO_COLUMNS, levels=levels)
     picked = np.argsort(which)
     return Portrait(
         weights,
@@ -146,6 +164,7 @@ def column_portrait(
         np.array(which, dtype=np.int64)[picked],
         np.concatenate(means, axis=-1)[:, picked],
         np.concatenate(variances, axis=-1)[:, picked],
+        levels,
     )
 
 
