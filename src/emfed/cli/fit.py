@@ -41,7 +41,7 @@ def run_fit(options: Options) -> tuple[bool, bool]:
     _check(options)
     intake = read_workers(options, options.data, options.types)
     settings = make_settings(options, intake)
-    _check_holes(intake, settings)
+    _check_holes(intake, settings, options)
     path = None if options.checkpoint is None else Path(options.checkpoint)
     silent = options.quiet or options.json_output
     with (
@@ -155,9 +155,9 @@ def _check_applies(options: Options) -> None:
                 )
 
 
-def _check_holes(intake: Intake, settings: FitSettings) -> None:
+def _check_holes(intake: Intake, settings: FitSettings, options: Options) -> None:
     """Missing values that no option speaks of, in the words of the command line."""
-    workers = intake.workers
+    workers, kind = intake.workers, kind_of(options)
     rows = getattr(workers, "rows", None)
     if settings.candidates()[0].allows_missing or not isinstance(rows, np.ndarray):
         return
@@ -171,9 +171,14 @@ def _check_holes(intake: Intake, settings: FitSettings) -> None:
             if len(places) == 1
             else f"{len(places)} cells are empty, one in"
         )
+        remedy = f"--model {kind} takes none. Fill them in first (emfed impute --model)"
+        if "missing" in words_of(kind):
+            shapes = options.covariance_type in (None, "full", "diag")
+            also = "" if shapes else ", with --covariance-type full or diag,"
+            remedy = f"say --missing{also} if they are missing at random"
         raise SettingsError(
-            f"{count} {line}, column {intake.columns[column]!r}: say --missing if they are missing "
-            "at random, or leave those columns or rows out."
+            f"{count} {line}, column {intake.columns[column]!r}: {remedy}, or leave those columns "
+            "or rows out."
         )
 
 
@@ -185,8 +190,11 @@ def make_settings(options: Options, intake: Intake) -> FitSettings:
     asked |= {"missing": options.missing or None, "families": intake.families or None}
     first = {"n_components": COMPONENTS, "n_factors": FACTORS, "families": "gaussian"}
     takes = words_of(kind)
-    words = {**{n: v for n, v in first.items() if n in takes}, **own}
+    bare = [name for name, word in takes.items() if word.default is word.empty]
+    words = {**{n: v for n, v in first.items() if n in bare}, **own}
     words |= {name: value for name, value in asked.items() if value is not None}
+    if lacking := [f"--set {name}=..." for name in bare if name not in words]:
+        raise SettingsError(f"--model {kind} needs {' and '.join(lacking)}.")
     return _settings(options, {"kind": kind, **words}, fit)
 
 

@@ -18,9 +18,9 @@ from sklearn.utils.validation import check_is_fitted
 
 from emfed.algorithms import Decreasing, FedEM
 from emfed.artifacts.result import Result
-from emfed.core.configuration import reworded
+from emfed.core.configuration import reworded, with_family
 from emfed.core.errors import EmfedError, EmfedWarning, SettingsError, check_count, check_range
-from emfed.core.protocols import WHOLE, Federation, FloatArray, IntArray, Model
+from emfed.core.protocols import WHOLE, Federation, FloatArray, IntArray, Model, plural
 from emfed.data.reading import is_frame, label
 from emfed.data.sources import Source
 from emfed.data.tables import Workers
@@ -223,13 +223,12 @@ class FederatedEstimator(BaseEstimator):
         for remark in found.remarks:
             warnings.warn(self._in_words(remark), EmfedWarning, stacklevel=2)
         if not self.converged_:
-            warnings.warn(
-                f"{type(self).__name__} did not converge in {self.n_iter_} rounds:"
-                " allow more with max_iter, or a larger tol; several starts (n_init) or fewer "
-                "components may help too.",
-                NotConverged,
-                stacklevel=2,
+            fewer = f"several starts (n_init) or fewer {found.result.model.words().part}s"
+            words = (
+                f"{type(self).__name__} did not converge in {plural(self.n_iter_, 'round')}: allow "
+                f"more with max_iter, or a larger tol; {fewer} may help too."
             )
+            warnings.warn(self._in_words(words), NotConverged, stacklevel=2)
         return self
 
     def _run(self, settings: FitSettings, network: Federation) -> Fitted:
@@ -253,6 +252,13 @@ class FederatedEstimator(BaseEstimator):
 
     def _in_words(self, message: str) -> str:
         write = lambda name, value: name if value is None else f"{name}={value}"  # noqa: E731
+        maker = "" if hasattr(self, "families") else "FederatedMixture"
+
+        def column(name: str, family: str) -> str:
+            told = f"families={{{name}: {family}}}"
+            return f"{maker}({told})" if maker else told
+
+        message = with_family(message, column).replace("Categorical(n)", "'categorical'")
         return reworded(message, self._words, write)
 
     def _network(

@@ -28,6 +28,8 @@ class FederatedFactorAnalysis(
         The number of factors, fewer than columns.
     isotropic : bool
         Whether all columns have one noise variance: probabilistic PCA.
+    noise_floor : float
+        The least noise variance, as a share of the variance of its column.
     tol : float or None
         The log-likelihood per row that a converged fit may still have to gain, in nats; by default
         1e-4 for one worker, 1e-6 for several.
@@ -93,6 +95,7 @@ class FederatedFactorAnalysis(
         n_components: int = 1,
         *,
         isotropic: bool = False,
+        noise_floor: float = 1e-6,
         tol: float | None = None,
         max_iter: int = 1000,
         n_init: int = 1,
@@ -108,6 +111,7 @@ class FederatedFactorAnalysis(
     ) -> None:
         self.n_components = n_components
         self.isotropic = isotropic
+        self.noise_floor = noise_floor
         self.tol = tol
         self.max_iter = max_iter
         self.n_init = n_init
@@ -138,7 +142,7 @@ class FederatedFactorAnalysis(
                 f"n_features={self.n_features_in_}."
             )
         make = ppca if self.isotropic else factor_analysis
-        return make(factors)
+        return make(factors, noise_floor=self.noise_floor)
 
     def _publish(self, result: Result) -> None:
         params = result.params

@@ -453,7 +453,7 @@ def save_fit(folder: Path, served: Served, crossed: dict[str, int]) -> None:
         "stopped": result.stopped,
         "converged": result.converged,
         "doubts": served.fitted.doubts,
-        "remarks": list(served.fitted.remarks),
+        "remarks": [in_toml(remark) for remark in served.fitted.remarks],
         "refusals": dict(served.refusals),
         "protections": protections(result),
         "squared_H": result.records[-1].squared_H,
