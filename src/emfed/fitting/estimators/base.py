@@ -7,13 +7,13 @@ import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from types import MethodType
+from typing import Any, ClassVar, Self, final
 
 import numpy as np
 from sklearn.base import BaseEstimator
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
-from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted
 
 from emfed.algorithms import Decreasing, FedEM
@@ -28,7 +28,9 @@ from emfed.data.weights import check_row_weights
 from emfed.data.workers import open_table
 from emfed.fitting.driver import NOBODY, Fitted, open_run, result_of, run_fit, shown
 from emfed.fitting.estimators.intake import (
+    as_frame,
     find_categories,
+    frames_of,
     is_tables,
     on_device,
     read_one_table,
@@ -69,14 +71,28 @@ def sample_seed(random_state: Any) -> int:
     return seed_of(check_random_state(None) if random_state is None else random_state)
 
 
-def _one_number(estimator: Any) -> bool:
-    """`partial_fit` is for one number of components: batches cannot be compared."""
-    if hasattr(estimator._components(), "__index__"):
-        return True
-    raise AttributeError(
-        f"partial_fit needs one {estimator._number}, not several to choose from: candidates are "
-        "compared by how well they explain the same rows, and a batch is seen only once."
-    )
+@final
+class OneNumber:
+    """A method that an estimator has where its number of components is one, not a range.
+
+    scikit-learn's ``available_if`` says no more than that there is no such attribute.
+    """
+
+    def __init__(self, method: Any) -> None:
+        self.method = method
+
+    def __get__(self, estimator: Any, owner: Any = None) -> Any:
+        if estimator is None:
+            return self.method
+        given, name = estimator._components(), estimator._in_words(estimator._number)
+        if not hasattr(given, "__index__"):
+            raise AttributeError(
+                f"partial_fit needs one {name}, and {name}={given!r} is several to choose from: "
+                "candidates are compared by how well they explain the same rows, and a batch is "
+                "seen only once. Let fit choose on rows that you have, then go on: "
+                f"estimator.set_params({name}=estimator.{name}_).partial_fit(X)."
+            )
+        return MethodType(self.method, estimator)
 
 
 class FederatedEstimator(BaseEstimator):
@@ -265,6 +281,8 @@ class FederatedEstimator(BaseEstimator):
         self, X: Any, groups: Any | None, sample_weight: Any | None, reset: bool
     ) -> Federation:
         """Where the rows are: a federation of sites as it is, or tables in this process."""
+        if reset:
+            self._frames = None if isinstance(X, Federation) else frames_of(X)
         if isinstance(X, Federation):
             if groups is not None or sample_weight is not None:
                 raise SettingsError("a Federation has its own data: leave out the other arguments.")
@@ -454,7 +472,7 @@ class FederatedEstimator(BaseEstimator):
 
     # Online EM.
 
-    @available_if(_one_number)
+    @OneNumber
     def partial_fit(
         self,
         X: Any,
@@ -724,10 +742,11 @@ class MixtureMethods:
         """
         return float(self._answer("icl", X))
 
-    def sample(self: Any, n_samples: int = 1) -> tuple[FloatArray, IntArray]:
+    def sample(self: Any, n_samples: int = 1) -> tuple[Any, IntArray]:
         """Draw rows from the fitted model.
 
-        As in scikit-learn, a number as ``random_state`` draws the same rows each time.
+        As in scikit-learn, a number as ``random_state`` draws the same rows each time. Where the
+        fit was given data frames the rows come as one, with its columns and words.
 
         Parameters
         ----------
@@ -736,9 +755,9 @@ class MixtureMethods:
 
         Returns
         -------
-        tuple of two arrays
+        tuple of an array or data frame and an array
             The rows, and the component of each.
         """
         check_is_fitted(self, "result_")
         rows, labels = self.result_.sample(n_samples, sample_seed(self.random_state))
-        return rows, labels
+        return as_frame(self, rows), labels

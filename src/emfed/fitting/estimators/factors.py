@@ -13,7 +13,7 @@ from emfed.artifacts.result import Result
 from emfed.core.errors import DataError, check_count
 from emfed.core.protocols import FloatArray, Model
 from emfed.fitting.estimators.base import FederatedEstimator, sample_seed, weighted_score
-from emfed.fitting.estimators.intake import framed
+from emfed.fitting.estimators.intake import as_frame, framed
 from emfed.models import factor_analysis, ppca
 
 
@@ -213,8 +213,8 @@ class FederatedFactorAnalysis(
         """
         return weighted_score(self, X, sample_weight)
 
-    def sample(self, n_samples: int = 1) -> FloatArray:
-        """Draw rows from the fitted model.
+    def sample(self, n_samples: int = 1) -> Any:
+        """Draw rows from the fitted model, as a data frame where it was fitted on one.
 
         Parameters
         ----------
@@ -223,8 +223,9 @@ class FederatedFactorAnalysis(
 
         Returns
         -------
-        array of shape (n_samples, columns)
+        array or data frame of shape (n_samples, columns)
             The rows.
         """
         check_is_fitted(self, "result_")
-        return self.result_.sample(n_samples, sample_seed(self.random_state))[0]
+        rows, _ = self.result_.sample(n_samples, sample_seed(self.random_state))
+        return as_frame(self, rows)
