@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,10 +20,11 @@ from emfed.artifacts.page import Page, Table
 from emfed.cli import fit as command
 from emfed.core.errors import SettingsError
 from emfed.core.protocols import ModelWords
-from emfed.fitting.estimators import FederatedMixture
+from emfed.fitting.estimators import FederatedGaussianMixture, FederatedMixture
 from emfed.models.clusters import Clusters
 from emfed.models.component_summaries import normal_portrait
 from emfed.models.side_by_side import SideBySide
+from emfed.network.deployment.views import status_line
 from tests.contracts.test_one_registry import EXAMPLES
 
 PLAIN = [name for name in EXAMPLES if "priors" not in name]
@@ -143,3 +145,37 @@ def test_categories_stand_in_the_words_of_the_data() -> None:
     rows = {name: own for name, *own in features(mixture.result_)[1]}
     north = (table["ward"] == "north").mean()
     assert rows["ward"] == [f"north {north:.1%}, south {1 - north:.1%}"]
+
+
+def test_every_summary_tells_the_size_of_the_rows_beside_the_bytes(tmp_path: Path) -> None:
+    """33 rows of 2 columns are 528 bytes; `emfed fit` and `serve` have tests of their own."""
+    rows = np.random.default_rng(0).normal(size=(33, 2))
+    tables = {"a": rows[:20], "b": rows[20:]}
+    result = emfed.fit(emfed.gaussian_mixture(1), tables, errors=True)
+    fitted = FederatedGaussianMixture(1).fit(rows, groups=np.arange(33) % 2)
+    fitted.report(tmp_path / "r.html")
+    chosen = emfed.select_components(emfed.gaussian_mixture(1), tables, "1:2")
+    status = {"state": "finished", "converged": True, "up": 1200, "down": 90, "raw": 528}
+    assert fitted.bytes_ > fitted.raw_bytes_ == result.raw_bytes == 528
+    for told, size in (
+        (repr(result), "528 B"),
+        (str(result.summary()), "528 B"),
+        (str(fitted.summary(rows)), "528 B"),
+        (repr(chosen), "528 B"),
+        (card_markdown(result.card), "528 B"),
+        ((tmp_path / "r.html").read_text(encoding="utf-8"), "528 B"),
+        (status_line(status), "0.5 kB"),
+    ):
+        assert re.search(f"the rows themselves[ a-z,:]*{size}", told), told
+
+
+def test_the_report_of_an_estimator_warns_in_its_words(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    table = pd.DataFrame({"x": np.where(rng.random(200) < 0.8, 0.0, rng.normal(size=200))})
+    fitted = FederatedGaussianMixture(2, covariance_type="diag")
+    with pytest.warns(emfed.EmfedWarning) as warned:
+        fitted.fit(table)
+    page = fit_page(fitted.result_).warnings
+    for warning in warned:
+        told = str(warning.message)
+        assert f"{told[:1].upper()}{told[1:]}" in page

@@ -19,8 +19,6 @@ from emfed.core.protocols import BoolArray, FloatArray, IntArray, ModelWords, pl
 from emfed.core.storage import write_atomic
 from emfed.models.component_summaries import (
     Portrait,
-    digits,
-    fixed,
     portray,
     principal_plane,
     width_of,
@@ -386,28 +384,10 @@ def _errors(result: Result) -> list[Section]:
     """Every parameter with its standard error, if the fit asked for it."""
     if result.uncertainty is None:
         return []
-    table = result.summary().table
-    numbers = zip(*(table[n] for n in list(table)[1:]), strict=True)
-    rows = [(name, *_error_row(own)) for name, own in zip(table["name"], numbers, strict=True)]
+    rows = result.summary().cells()
     heads = ("parameter", "estimate", "standard error", "z", "2.5%", "97.5%")
     text = "Standard errors follow from the observed information: they hold where the model does."
     return [_folded(Section("Standard errors", [text]), "Parameters", heads, rows)]
-
-
-def _error_row(numbers: Sequence[float | None]) -> list[str]:
-    """Estimate, error, z and bounds, with the decimals that the error deserves."""
-    error = numbers[1]
-    known = error is not None and 1e-7 < error < 1e7
-    decimals = digits(np.array([error])) if known else 0
-    told = []
-    for place, value in enumerate(numbers):
-        if value is None:
-            told.append("")
-        elif place == 2:
-            told.append(f"{value:.2f}")
-        else:
-            told.append(fixed(value, decimals) if known else f"{value:.4g}")
-    return told
 
 
 def _unjudged(

@@ -121,6 +121,7 @@ def make_card(result: Result) -> dict[str, Any]:
         data |= {
             "workers": len(facts.rows),
             "rows": int(facts.rows.sum()),
+            "raw_bytes": result.raw_bytes,
             "rows_of_a_worker": {
                 "least": int(facts.rows.min()),
                 "median": float(np.median(facts.rows)),
@@ -181,7 +182,8 @@ def card_markdown(card: Mapping[str, Any]) -> str:
     lines += [f"- {_words(name)}: {in_words(value)}" for name, value in plain.items()]
     for name, part in card.items():
         if isinstance(part, Mapping):
-            body = _traffic(part) if name == "bytes" else bullets(part)
+            raw = card.get("data", {}).get("raw_bytes")
+            body = _traffic(part, raw) if name == "bytes" else bullets(part)
             lines += ["", f"## {_words(name)}", "", *body]
     return "\n".join(lines) + "\n"
 
@@ -229,14 +231,17 @@ def _rows(rows: Sequence[Mapping[str, Any]], depth: int) -> list[str]:
     return lines
 
 
-def _traffic(part: Mapping[str, Any]) -> list[str]:
-    """The kinds of messages there were, as a table."""
+def _traffic(part: Mapping[str, Any], raw: int | None) -> list[str]:
+    """The kinds of messages there were, as a table, and the sum beside the size of the rows."""
     lines = ["| messages | direction | number | payload | envelope |", "|" + " --- |" * 5]
     for kind, ways in part.items():
         for way, counts in ways.items():
             if counts["messages"]:
                 lines.append(f"| {kind} | {way} | {' | '.join(str(n) for n in counts.values())} |")
-    return lines
+    counted = [c for kind, ways in part.items() if kind != "monitor" for c in ways.values()]
+    total = size(sum(c["payload"] + c["envelope"] for c in counted))
+    beside = "" if raw is None else f" (the rows themselves: {size(raw)})"
+    return [*lines, "", f"All but monitor: {total}{beside}."]
 
 
 def _words(name: str) -> str:

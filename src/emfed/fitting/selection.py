@@ -60,8 +60,9 @@ class Selection:
 
     def __repr__(self) -> str:
         tried = ", ".join(str(k) for k in self.results)
-        told = f"<Selection of {self.n_components} components by {self.criterion} among {tried}>"
-        return "\n".join([told, *(f"  {line}" for line in self._lines())])
+        told = f"<Selection of {self.n_components} components by {self.criterion} among {tried}"
+        head = f"{told}: {self.best.outcome}>"
+        return "\n".join([head, *(f"  {line}" for line in self._lines())])
 
     def _lines(self) -> list[str]:
         """The table as text, the number that was chosen marked."""

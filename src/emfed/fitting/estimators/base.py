@@ -227,6 +227,8 @@ class FederatedEstimator(BaseEstimator):
         if known := getattr(self, "categories_", None):
             told = {str(name): [label(v) for v in values] for name, values in known.items()}
             result = with_setting(result, "categories", told)
+        if said := result.facts.settings.get("remarks") if result.facts else None:
+            result = with_setting(result, "remarks", [self._in_words(line) for line in said])
         self.selection_ = found.selection
         numbers = settings.numbers or (1,)
         k = numbers[0] if found.selection is None else found.selection.n_components
