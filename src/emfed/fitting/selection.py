@@ -20,6 +20,8 @@ each column: so many do not agree by chance or by rounding. (Of iris, 19% have t
 a component on them is chosen at a share of 0.05, and by nobody else.) Fewer are a collapse."""
 NAMED = 3
 """Columns that a remark names."""
+HIGHEST_FLOOR = 0.1
+"""The highest floor that every model takes."""
 FLOORS = ("covariance_floor", "noise_floor", "floor")
 """What models call the least spread of a component."""
 
@@ -249,7 +251,9 @@ def _higher_floor(model: Any) -> str:
     """Advice with the setting's own name and a value, which each face writes as it is set there."""
     told = model.describe()
     name = next((name for name in FLOORS if name in told), "floor")
-    return f"a higher floor (say {name}={max(100 * told.get(name, 0.0), 1e-4):g})"
+    now = told.get(name, 0.0)
+    higher = min(max(100 * now, 1e-4), HIGHEST_FLOOR)
+    return f"a higher floor (say {name}={higher:g})" if higher > now else "a higher floor"
 
 
 def _other_family(held: Sequence[HeldUp], result: Result) -> str:

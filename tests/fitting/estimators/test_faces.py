@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +142,17 @@ REFUSED: dict[str, tuple[Any, Any, str]] = {
         PANDAS[["age"]].assign(born=pd.Timestamp("2020-01-01")),
         "column 'born' holds datetime.*days since",
     ),
+    "dates of Python": (
+        GAUSS(2),
+        PANDAS[["age"]].assign(born=[datetime.date(2020, 1, 1)] * len(PANDAS)),
+        "column 'born' holds date, not numbers; .*days since",
+    ),
+    "lists": (
+        GAUSS(2),
+        PANDAS[["age"]].assign(c=[[1]] * len(PANDAS)),
+        "column 'c' holds list, not",
+    ),
+    "structs": (GAUSS(2), POLARS.select("age", c=pl.struct("age")), "column 'c' holds Struct"),
     "polars dates": (
         GAUSS(2),
         POLARS.select("age", born=pl.lit("2020-01-01").str.to_date()),

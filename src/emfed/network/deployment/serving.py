@@ -387,6 +387,8 @@ class _Shown:
         values = [v for v in watched if v is not None]
         ahead = rounds_left(values, stop.nats, stop.tolerance, self.limit, record.round)
         details = {**self.sites(), "history": list(self._history), "rounds_left": ahead}
+        words = self._config.settings.candidates()[0].words()
+        details |= {"part": words.part, "per_row": words.per_row}
         if len(self._gains) >= 5:
             recent = self._gains[-20:]
             details["left"] = series.left(recent[-1], series.rate(recent))
