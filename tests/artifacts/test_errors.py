@@ -205,3 +205,21 @@ def test_bounds_of_coefficients_and_transitions_cover_the_truth() -> None:
         steps.append(np.abs(value - stay) < 1.645 * error)
     for name, found in (("coefficients", hits), ("transitions", steps)):
         assert 0.68 < np.mean(found) <= 1.0, (name, np.mean(found, axis=0))
+
+
+def test_one_long_sequence_tells_transitions_as_several_do() -> None:
+    """Shares of steps lie on their bound by the number of steps, not of sequences."""
+    rng = np.random.default_rng(4)
+    state = np.cumsum(rng.random(600) < 0.1) % 2
+    seen = rng.normal(6.0 * state, 1.0)[None, :, None]
+    whole, parts = seen, seen.reshape(12, 50, 1)
+    told = [
+        emfed.fit(emfed.hidden_markov(2), rows, errors=True).summary() for rows in (whole, parts)
+    ]
+    tables = [dict(zip(t.table["name"], t.table["std_err"], strict=True)) for t in told]
+    moves = int((np.diff(state) != 0).sum())
+    for name in ("transition[0, 1]", "transition[1, 0]"):
+        assert tables[0][name] == pytest.approx(tables[1][name], rel=0.15)
+        assert tables[0][name] == pytest.approx(0.1 * np.sqrt(2 / moves), rel=0.4)
+    assert tables[0]["initial[0]"] is None
+    assert "1 sequences" in str(told[0])

@@ -68,6 +68,8 @@ BAD: dict[str, tuple[str | bytes, str]] = {
     "dates": ("a,b\n2020-01-01,2\n", "such as days since a date"),
     "no header": ("1.5,2\n3,4\n5,6\n", "the first line holds numbers (1.5 ...)"),
     "no header, counts": ("3,0,12\n1,2,3\n", "put a line of names above the rows"),
+    "a return within a line": ("a,b\rc,d\n1,2,3\n", "line 1: no readable row"),
+    "a name without end": ("a," + "b" * 200_000 + "\n1,2\n", "line 1: no readable row"),
     "half a gzip": (gzip.compress(b"a,b\n1,2\n")[:12], "not a whole .gz file"),
     "latin-1": (
         "gr\xf6\xdfe,b\n1,2\n3,4\n".encode("latin-1"),
@@ -114,6 +116,14 @@ def test_one_row_and_one_column(kind: str, emfed_shell: Shell) -> None:
     assert code == 1
     assert "1 rows" in err
     assert emfed_shell("fit", f"one.{kind}", "-k", 1, "-q", "--report", "r.html")[0] in (0, 1, 3)
+
+
+def test_a_table_without_rows_is_named(emfed_shell: Shell) -> None:
+    nothing = pl.DataFrame({"site": [], "a": []}, schema={"site": pl.String, "a": pl.Float64})
+    nothing.write_parquet(emfed_shell.folder / "none.parquet")
+    code, _, err = emfed_shell("fit", "none.parquet", "-g", "site")
+    assert code == 1
+    assert "none.parquet has a header but no rows" in err
 
 
 @pytest.mark.parametrize(
@@ -219,6 +229,7 @@ def test_families_of_columns(tmp_path: Path) -> None:
 FORMS: dict[str, tuple[bytes, list[str]]] = {
     "blank lines at the end": (b"a,b\n1.5,2\n3,4\n\n\r\n\n", []),
     "lines of spaces at the end": (b"a,b\r\n1.5,2\r\n3,4 \r\n\r\n  \r\n ", []),
+    "lines that end as on old Macs": (b"a,b\r1.5,2\r3,4\r", []),
     "semicolons and decimal commas": (
         b"a;b\n1,5;2\n3;4\n",
         ["--separator", ";", "--decimal", ","],

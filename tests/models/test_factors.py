@@ -93,6 +93,21 @@ def test_federated_ppca_ends_where_sklearn_ends() -> None:
     np.testing.assert_allclose(same, 1, atol=1e-6)
 
 
+@pytest.mark.parametrize("larger", [1e2, 1e4])
+def test_ppca_of_columns_in_unlike_units_is_that_of_sklearn(larger: float) -> None:
+    """A record number or a salary beside ages: one column has nearly all of the variance."""
+    rng = np.random.default_rng(0)
+    rows = rng.normal(size=(300, 5)) @ rng.normal(size=(5, 5))
+    rows = np.column_stack([rows, np.full(300, 7.0), larger * rng.normal(1, 3, size=300)])
+    for factors in (1, 3):
+        judge = PCA(factors).fit(rows)
+        with pytest.warns(emfed.EmfedWarning, match="one single value"):
+            result = emfed.fit(emfed.ppca(factors), np.split(rows, 3))
+        noise = judge.noise_variance_ * 299 / 300  # scikit-learn divides by one row less
+        np.testing.assert_allclose(result.params.noise, noise, rtol=1e-5)
+        assert abs(result.log_likelihood(rows) - judge.score(rows)) < 1e-4
+
+
 @pytest.mark.long
 def test_an_optimiser_of_the_mixture_ends_where_federated_em_ends() -> None:
     tables = [table[:, :4] for table in REGISTRY["factors 2"].tables]

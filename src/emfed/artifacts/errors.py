@@ -32,6 +32,7 @@ from emfed.data.reading import Categories
 from emfed.models.clusters import Clusters
 from emfed.models.columns import ColumnParameters
 from emfed.models.component_summaries import digits, fixed
+from emfed.models.markov import HiddenMarkov
 
 STEP = 1e-4
 """The step of central differences, in standard deviations of one complete row: the error is its
@@ -72,7 +73,7 @@ class Chart:
         basis = np.asarray(model.metric(model.maximize(statistics)).unwhiten(flat))
         kinds = quantities(model, user_at(model, statistics))
         values = flatten(user_at(model, statistics))
-        edge = on_bound(kinds, values, samples)
+        edge = on_bound(kinds, values, _behind(model, kinds, samples))
         step = STEP**1.5  # of a metric that may be no more than the identity
         for _ in range(3):
             basis = _free(model, statistics, basis, step, edge)
@@ -283,10 +284,17 @@ def _of_array(model: Any, name: str, array: FloatArray, columns: Names) -> list[
     return found
 
 
-def on_bound(kinds: Sequence[Quantity], values: FloatArray, samples: float) -> BoolArray:
+def _behind(model: Any, kinds: Sequence[Quantity], samples: float) -> FloatArray:
+    """Rows behind each number. A sample of a Markov chain is a sequence, which begins once."""
+    steps = model.length if isinstance(model, HiddenMarkov) else 1.0
+    begins = np.array([q.name.startswith("initial[") for q in kinds])
+    return np.where(begins, samples, samples * steps)
+
+
+def on_bound(kinds: Sequence[Quantity], values: FloatArray, rows: FloatArray) -> BoolArray:
     """Shares that are 0 or 1 for lack of half a row: their errors are not those of a maximum."""
     shares = np.array([q.kind == "share" for q in kinds])
-    edge = np.minimum(values, 1 - values) * samples < 0.5
+    edge = np.minimum(values, 1 - values) * rows < 0.5
     return np.asarray(shares & edge)
 
 
@@ -390,7 +398,8 @@ def summarise(result: Any, root: FloatArray, level: float) -> Summary:
     known = {} if result.facts is None else result.facts.settings.get("categories", {})
     kinds = quantities(result.model, result.params, result.columns, known)
     found = np.sqrt((moves**2).sum(axis=0))
-    free = (found > 1e-9 * np.abs(values)) & ~on_bound(kinds, values, result.samples)
+    behind = _behind(result.model, kinds, result.samples)
+    free = (found > 1e-9 * np.abs(values)) & ~on_bound(kinds, values, behind)
     places = np.flatnonzero([q.shown for q in kinds]).tolist()
     shown = sorted(places, key=lambda j: not kinds[j].name.startswith(FIRST))  # stable
     words = result.model.words()

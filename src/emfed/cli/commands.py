@@ -263,8 +263,8 @@ def fit(
     tol: Annotated[
         float | None,
         option(
-            "Nats per row that may be left to gain when the fit has converged; 1e-6 if left out, "
-            "of one worker alone 1e-4; 0 makes all rounds.",
+            "Nats per row that may be left to gain when the fit has converged; 1e-6 if left out; "
+            "0 makes all rounds.",
             LIMITS,
             "X",
             min=0.0,

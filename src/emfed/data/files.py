@@ -14,7 +14,7 @@ import re
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
@@ -224,7 +224,8 @@ def _decoded(content: bytes, form: TextForm, where: str) -> str:
         raise DataError(f"{where} is UTF-16: save it as UTF-8, or say --encoding utf-16.")
     if "\0" in text:
         raise DataError(f"{where} is not a text file: it holds zero bytes.")
-    return _without_blank_end(text.removeprefix("\ufeff"))
+    text = _without_blank_end(text.removeprefix("\ufeff"))
+    return text if "\n" in text else text.replace("\r", "\n")  # lines as old Macs end them
 
 
 def _without_blank_end(text: str) -> str:
@@ -239,7 +240,7 @@ def _read_text(content: bytes, separator: str, where: str, form: TextForm) -> An
     import polars as pl
 
     text = _decoded(content, form, where)
-    head = next(csv.reader(io.StringIO(text), delimiter=separator), [])
+    _, head = next(_lines(text, separator, where), (1, []))
     if len(head) == 1 and separator != ";" and ";" in head[0]:
         raise DataError(
             f"{where}: its columns are parted by semicolons: say --separator ';' (and --decimal , "
@@ -257,6 +258,17 @@ def _read_text(content: bytes, separator: str, where: str, form: TextForm) -> An
         _check_lengths(text, separator, len(names), where)  # polars fills up short rows
     frame.columns = names
     return frame
+
+
+def _lines(text: str, separator: str, where: str) -> Iterator[tuple[int, list[str]]]:
+    """The cells of each row, and the line on which it ends."""
+    reader = csv.reader(io.StringIO(text), delimiter=separator)
+    try:
+        for row in reader:
+            yield reader.line_num, row
+    except csv.Error as error:  # say, a quote that is not closed swallows the file
+        line = reader.line_num or 1
+        raise DataError(f"{where}, line {line}: no readable row ({error}).") from None
 
 
 def _names(head: Sequence[str], where: str) -> list[str]:
@@ -293,8 +305,7 @@ _DATE = re.compile(r"\d{1,4}([-/.])\d{1,2}\1\d{1,4}|\b(Date|Datetime|Duration|Ti
 
 def _check_lengths(text: str, separator: str, width: int, where: str) -> None:
     """Name the first row that has other cells than the header."""
-    reader = csv.reader(io.StringIO(text), delimiter=separator)
-    for row in reader:
+    for line, row in _lines(text, separator, where):
         if len(row) != width:
             what = f"{len(row)} cells" if len(row) > 1 else "one cell" if row else "no cell"
             hint = (
@@ -303,9 +314,7 @@ def _check_lengths(text: str, separator: str, width: int, where: str) -> None:
                 else "the file may be cut short, or a quote not closed; an empty cell needs its "
                 "separator, too"
             )
-            raise DataError(
-                f"{where}, line {reader.line_num}: {what}, where the header has {width}: {hint}."
-            )
+            raise DataError(f"{where}, line {line}: {what}, where the header has {width}: {hint}.")
 
 
 def numbers(
@@ -455,6 +464,8 @@ def parquet_labels(path: Path, groups: Any) -> Any:
     if schema[groups].is_nested():
         raise DataError(f"{path}: column {groups!r} holds {schema[groups]}, not names.")
     labels = pick_columns(pl.scan_parquet(path, glob=False), [groups]).collect()[groups]
+    if labels.is_empty():
+        raise DataError(f"{path} has a header but no rows.")
     missing = labels.is_null() | (labels.is_nan() if schema[groups].is_float() else False)
     if missing.any():
         row = int(missing.arg_max() or 0)

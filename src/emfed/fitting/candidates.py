@@ -12,10 +12,9 @@ Hence `hope` is generous.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, final
 
 import numpy as np
@@ -24,6 +23,7 @@ from emfed.artifacts.result import criterion
 from emfed.core.errors import ParticipationError
 from emfed.core.protocols import FloatArray, View, free_parameters
 from emfed.core.records import Records, RoundRecord
+from emfed.fitting.moving import with_one_less, with_one_more
 from emfed.fitting.rounds import Run, under
 from emfed.fitting.selection import debt
 from emfed.fitting.session import recast
@@ -76,6 +76,11 @@ def contenders(
     return [j for j in range(len(models)) if j == best or not hoped[j] > charged[best]]
 
 
+MOST_GAIN = 0.5
+"""Nats a row that moves of components are granted to gain: a neighbour that needs more to be chosen
+is left alone. Of 84 fits by workers moves gained more in four."""
+
+
 @dataclass(frozen=True)
 class Dropped:
     """A candidate where it was left."""
@@ -83,6 +88,7 @@ class Dropped:
     statistics: FloatArray
     values: FloatArray
     """Its log-likelihood and entropy there."""
+    converged: bool = False
 
 
 @final
@@ -95,6 +101,8 @@ class Candidates:
         self._by, self._drops = by, drops
         self.dropped: dict[int, Dropped] = {}
         """The candidates, by their place in the run's model."""
+        self.led_on: list[int] = []
+        """Those that are led on after all have converged, one after the other."""
 
     def attach(self, run: Run) -> None:
         """Watch this run, if its steps tell gains in nats."""
@@ -144,7 +152,70 @@ class Candidates:
         self._asked, self._told = run.state.statistics, [Records() for _ in self._told]
         for place, left in self.dropped.items():
             moved = recast(before.part(place), self._bound.part(place), left.statistics)
-            self.dropped[place] = Dropped(moved, np.full(2, np.nan))
+            self.dropped[place] = replace(left, statistics=moved, values=np.full(2, np.nan))
+        if self.led_on:  # what converged for other rows has not for these
+            self._together_again(run)
+
+    def _together_again(self, run: Run) -> None:
+        """All that had converged go on side by side, as before any was led on."""
+        places = tuple(p for p, left in sorted(self.dropped.items()) if left.converged)
+        starts = [self.dropped.pop(place).statistics for place in places]
+        models = [self._bound.part(place) for place in places]
+        inside = [
+            own if model.inside(own) else model.statistics_of(model.start(run.seed))
+            for model, own in zip(models, starts, strict=True)
+        ]
+        self.led_on = []
+        run.turn_to(View(places, watched=run.view.watched), inside)
+        run.restart(run.state.statistics)
+        self._asked, self._told = run.state.statistics, [Records() for _ in places]
+
+    def settle(self, told: FloatArray) -> None:
+        """Those who are left have converged: remember where, with what was told of them."""
+        run = self._run
+        for cut, place, values in zip(run.model.cuts, self.alive, told, strict=True):
+            self.dropped[place] = Dropped(run.state.statistics[cut], values, converged=True)
+
+    def turn(self) -> int | None:
+        """Go on with one candidate alone, from where it had converged; None: all is done.
+
+        The best comes first, then its neighbours, which may yet be better.
+        """
+        run = self._run
+        charged = {place: self._charged(place) for place in self.dropped}
+        models = {place: run.session.bound.part(place) for place in charged}
+        best = min(charged, key=lambda place: charged[place])
+        near = {p: m.n_components - models[best].n_components for p, m in models.items()}
+        room = 2 * MOST_GAIN * run.session.total
+        for place in sorted(near, key=lambda p: (abs(near[p]), -near[p])):
+            open_ = models[place].n_components > 1 and place not in self.led_on
+            if open_ and abs(near[place]) <= 1 and charged[place] - charged[best] <= room:
+                self.led_on.append(place)
+                here = View((place,), watched=run.view.watched)
+                run.turn_to(here, [self.dropped[place].statistics])
+                return place
+        return None
+
+    def beside(self, place: int) -> list[FloatArray]:
+        """Where a candidate may go on from: its neighbours with a component more, or less."""
+        bound = self._run.session.bound
+        model, out = bound.part(place), list[FloatArray]()
+        for other, left in sorted(self.dropped.items()):
+            there = bound.part(other)
+            if there.n_components == model.n_components - 1:
+                out += with_one_more(model, there, left.statistics)
+            elif there.n_components == model.n_components + 1:
+                out += with_one_less(model, there, left.statistics)
+        return out
+
+    def _charged(self, place: int) -> float:
+        """The criterion of a candidate where it was left, see `contenders`."""
+        session, statistics = self._run.session, self.dropped[place].statistics
+        model = session.bound.part(place)
+        likelihood, entropy = self.values(place).tolist()
+        owed = debt(model, model.maximize(statistics), session.total) / session.total
+        free = free_parameters(model)
+        return criterion(self._by, likelihood - owed, entropy, session.total, free)
 
     def values(self, place: int) -> FloatArray:
         """Log-likelihood and entropy of a candidate that was dropped."""
@@ -153,7 +224,7 @@ class Candidates:
             return left.values
         view = View((place,))
         told: FloatArray = session.ask("values", view, left.statistics)[0]
-        self.dropped[place] = Dropped(left.statistics, told)
+        self.dropped[place] = replace(left, values=told)
         return told
 
     def _follow(self, run: Run, record: RoundRecord) -> None:
@@ -170,7 +241,7 @@ class Candidates:
         for cut, part, told in zip(together.cuts, metric.metrics, self._told, strict=True):
             white = part.whiten(moved[cut]) / (step or 1.0)
             gain = float(white @ white) / 2 if step else None
-            told.append(dataclasses.replace(record, gain=gain))
+            told.append(replace(record, gain=gain))
 
     def _drop(self, run: Run, values: FloatArray, able: list[int]) -> None:
         """Go on without the others."""
@@ -190,14 +261,21 @@ class Candidates:
             arrays |= {f"{place}/statistics": left.statistics, f"{place}/values": left.values}
         for j, told in enumerate(self._told):
             arrays |= {f"told{j}/{name}": array for name, array in told.to_arrays().items()}
-        return arrays, {"next": self._next, "dropped": list(self.dropped)}
+        about = {"next": self._next, "dropped": list(self.dropped), "led_on": self.led_on}
+        converged = [place for place, left in self.dropped.items() if left.converged]
+        return arrays, about | {"converged": converged}
 
     def load(self, arrays: dict[str, Any], about: dict[str, Any]) -> None:
         """The inverse of `save`."""
         self._asked, self._next = arrays["asked"], about["next"]
         self.dropped = {
-            place: Dropped(arrays[f"{place}/statistics"], arrays[f"{place}/values"])
+            place: Dropped(
+                arrays[f"{place}/statistics"],
+                arrays[f"{place}/values"],
+                place in about.get("converged", ()),
+            )
             for place in about["dropped"]
         }
+        self.led_on = list(about.get("led_on", ()))
         own = [under(f"told{j}/", arrays) for j in range(len(self.alive))]
         self._told = [Records.from_arrays(columns) for columns in own]

@@ -29,6 +29,7 @@ from emfed.core.errors import (
     ParticipationError,
     SettingsError,
     check_count,
+    known,
 )
 from emfed.core.protocols import (
     WHOLE,
@@ -227,8 +228,10 @@ def _make_rounds(
     candidates = Candidates(settings.criterion, drops)
     curve = Curve() if watch.curve else None
     own: list[Any] = [hook for hook in (climb, candidates if len(parts) > 1 else None) if hook]
-    if isinstance(settings.start, str) and size > 1 and can_move(session, parts):
-        own.append(Moves())  # a given start is meant, and one worker's has seen the rows
+    moves = None
+    if settings.leads_on and can_move(session, parts, algorithm, settings.is_auto):
+        moves = Moves(settings.moves)
+        own.append(moves)
     hooks = _onlookers(run, own, curve, watch, goes_on)
     exact = begun is not None and isinstance(settings.start, str)
     if tolerance and _nothing_left(session, climb, parts if exact else ()):
@@ -237,7 +240,58 @@ def _make_rounds(
         stopped = _until(run, stop, hooks, watch, climb)
     course = _Course(run, view, begun, stop, stopped, tolerance, climb, candidates, curve)
     course = _settled_course(course, own, hooks, watch, remarks) if tolerance else course
-    return _compared(course, hooks, watch) if len(parts) > 1 else course
+    if len(parts) == 1:
+        return course
+    if moves is None or not tolerance:
+        return _compared(course, hooks, watch)
+    return _led_on(course, moves, own, hooks, watch)
+
+
+CONVERGED = ("nats", "tolerance")
+
+
+def _led_on(
+    course: _Course, moves: Moves, own: Sequence[Any], hooks: Sequence[Callback], watch: Watch
+) -> _Course:
+    """Compare the candidates, then lead on the best and its neighbours, one after the other.
+
+    Each is tried from where its neighbours ended, too. A limit that is met on the way ends that:
+    all had converged before.
+    """
+    run, candidates, stopped = course.run, course.candidates, course.stopped
+    while True:
+        stopped = "nats" if stopped == "callback" and moves.hopeless else stopped
+        if stopped not in CONVERGED:
+            break
+        if not candidates.led_on:
+            course = _compared(replace(course, stopped=stopped), hooks, watch)
+            stopped = course.stopped
+            if stopped not in CONVERGED:
+                return course
+            candidates.settle(known(course.told))
+        elif moves.move(run):
+            for hook in own:
+                hook.attach(run)
+            stopped = _until(run, course.stop, hooks, watch, course.climb)
+            continue
+        else:
+            _settle_best(course, moves)
+        place = candidates.turn()
+        if place is None:
+            break
+        moves.begin(run, candidates.dropped[place].values[None], candidates.beside(place))
+    if not candidates.led_on:
+        return _compared(replace(course, stopped=stopped), hooks, watch)
+    _settle_best(course, moves)
+    run.confirmed = True
+    return replace(course, stopped=stopped if stopped in ("interrupted", "callback") else "nats")
+
+
+def _settle_best(course: _Course, moves: Moves) -> None:
+    """End at the best place of the candidate that is led on, if everyone says what it is worth."""
+    moves.go_back(course.run)
+    with contextlib.suppress(ParticipationError):  # what it was worth before is known
+        course.candidates.settle(course.run.ask("values"))
 
 
 def _settled_course(
@@ -254,14 +308,16 @@ def _settled_course(
     while True:
         if stopped == "callback" and moves is not None and moves.hopeless:
             stopped = "nats"
-        if not (alone and stopped in ("nats", "tolerance")):
+        if not (alone and stopped in CONVERGED):
             break
         if not (_reseed(run) or (moves is not None and moves.move(run))):
             break
         for hook in own:
             hook.attach(run)
         stopped = _until(run, stop, hooks, watch, climb)
-    if moves is not None and moves.go_back(run):
+    if alone and moves is not None and moves.gained:
+        course = replace(course, begun=None)  # validation goes on from the end
+    if alone and moves is not None and moves.go_back(run):
         stopped = stopped if stopped == "interrupted" else "nats"
         if climb is not None:
             climb.go_back(run.state.statistics)
@@ -577,7 +633,7 @@ def _finished(
         result = part_of(whole, session, parts[0], run.state.statistics[run.model.cuts[0]])
         likelihood = climb.likelihoods[0] if climb is not None and climb.parts else None
     place = _place(selection, settings, parts)
-    if place in candidates.dropped:
+    if place in candidates.dropped and not candidates.dropped[place].converged:
         result = replace(result, confirmed=False)
         remarks.append(
             "the number of components that was chosen had left the run early, as others promised "
@@ -643,10 +699,12 @@ def _chosen(
     """Make each candidate a result of its own; return them with the best one's log-likelihood."""
     assert settings.numbers is not None
     run, dropped = course.run, course.candidates.dropped
-    told = run.ask("values") if course.told is None else course.told
     results, values = {}, {}
-    kept = run.view.parts
-    for j in course.view.parts or ():
+    kept, places = run.view.parts, course.view.parts or ()
+    told = course.told
+    if told is None and not all(j in dropped for j in places):
+        told = run.ask("values")
+    for j in places:
         k = settings.numbers[j]
         if j in dropped:
             results[k] = part_of(whole, session, j, dropped[j].statistics)
@@ -654,7 +712,7 @@ def _chosen(
         else:
             place = kept.index(j) if kept is not None else j
             own = run.state.statistics[run.model.cuts[place]]
-            results[k], values[k] = part_of(whole, session, j, own), told[place]
+            results[k], values[k] = part_of(whole, session, j, own), known(told)[place]
     selection = choose(results, values, settings.criterion, remarks)
     return selection, float(values[selection.n_components][0])
 

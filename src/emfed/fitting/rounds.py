@@ -285,6 +285,8 @@ class Run(Rounds):
         """How often components with too few rows for a masked sum were left out."""
         self.kept: FloatArray | None = None
         """The best place where the run converged, while it looks for a better one."""
+        self.kept_cost = np.inf
+        """What is not explained there."""
         self.idle_moves = 0
         """Moves of a component in a row that gained nothing."""
         self.phase = self.since = session.phase + 1
@@ -370,6 +372,15 @@ class Run(Rounds):
         self.phase = self.session.phase + 1
         self._followed = state.round
         self._begin_phase(self.since)
+
+    def turn_to(self, view: View, parts: Sequence[FloatArray]) -> None:
+        """Stand at these statistics of other parts of the model; rounds then follow a `restart`."""
+        self.view, self.model, self._params = view, self.session.view(view), None
+        statistics = self.model.join(parts)
+        nothing = np.zeros(len(statistics))
+        self.state = replace(self.state, statistics=statistics, memory=nothing, extras={})
+        self.first, self.algorithm = statistics, self._resolved()
+        self.kept, self.kept_cost, self.idle_moves = None, np.inf, 0
 
     def ask(self, kind: Literal["statistics", "values"], purpose: str = "question") -> FloatArray:
         """What everyone says at T(S): exact statistics, or values of each part."""
@@ -649,6 +660,7 @@ class Run(Rounds):
         if not model.inside(statistics):  # the parameters fit these rows so badly: begin anew
             statistics = model.statistics_of(model.start(self.seed))
         self.first = statistics  # of other rows, what it was before does not compare
+        self.kept, self.kept_cost, self.idle_moves = None, np.inf, 0
         self.model, self.samples = model, self.session.samples
         self.algorithm = self._resolved()
         nothing = opening_record(len(request.workers), int(replies.evaluations.sum()))
@@ -797,6 +809,7 @@ class Run(Rounds):
             "reseeds": self.reseeds,
             "thinned": self.thinned,
             "idle_moves": self.idle_moves,
+            "kept_cost": None if self.kept is None else self.kept_cost,
             "round": self.state.round,
             "generation": self.state.generation,
             "evaluations": self.evaluations,
@@ -836,6 +849,8 @@ class Run(Rounds):
         self.model, self._followed = self.session.view(self.view), description["followed"]
         self._verify_from, self.reseeds = description["verify_from"], description["reseeds"]
         self.idle_moves, self.kept = description.get("idle_moves", 0), arrays.get("kept")
+        cost = description.get("kept_cost")
+        self.kept_cost = np.inf if cost is None else cost
         self.thinned = description.get("thinned", 0)
         if self.session.supports is not None and not self.session.attendance.here.all():
             self._attended(self.state)

@@ -308,7 +308,7 @@ def _reached(settings: FitSettings, folder: Path) -> FitSettings:
         here = folder / "members-here"  # in a masked run that somebody left
         opening = Members.load(here if here.exists() else folder / "members").opening
         arrays, about = load_checkpoint(folder / CHECKPOINT)
-        view, statistics = View.read(about["view"]), arrays["statistics"]
+        view, statistics = _best_of(arrays, about)
     except KeyError as error:
         raise CheckpointError(f"{folder} is not what a stage leaves: {error} is missing.") from None
     models = settings.candidates()
@@ -328,6 +328,16 @@ def _reached(settings: FitSettings, folder: Path) -> FitSettings:
                 settings.numbers[j % len(settings.numbers)] for j in bound.parts_of(view)
             ]
     return settings.but(start=params, **given)
+
+
+def _best_of(arrays: Mapping[str, Any], about: Mapping[str, Any]) -> tuple[View, Any]:
+    """The candidates of a checkpoint and their statistics: a run may be trying other places."""
+    told = about["hooks"].get("candidates", {})
+    if told.get("led_on"):  # one after the other: all of them go on
+        places = tuple(sorted(told["converged"]))
+        own = [arrays[f"hooks/candidates/{place}/statistics"] for place in places]
+        return View(places), np.concatenate(own)
+    return View.read(about["view"]), arrays.get("kept", arrays["statistics"])
 
 
 def reached_numbers(settings: FitSettings, directory: Path) -> dict[str, Any]:

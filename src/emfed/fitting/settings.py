@@ -36,9 +36,10 @@ HELD_OUT = 0.1
 tuned: the customary tenth."""
 ROUNDS = 1000
 """At most, unless told otherwise."""
-TOL, TOL_ALONE = 1e-6, 1e-4
-"""Nats per row that may be left to gain: of a federation, and of one worker alone, whose rounds
-cost no message but a pass over the rows each (scikit-learn stops a mixture at a gain of 1e-3)."""
+TOL = 1e-6
+"""Nats per row that may be left to gain. Of one worker alone it was 1e-4 once: of 234 fits on ten
+tables 14 then rested beside a saddle, by up to 0.055 nats; none did with 1e-6, and rounds were 1.4
+times as many."""
 FIELD_TOL = 1e-4
 """|H|^2 for a tolerance of one nat, where an algorithm's steps do not tell what they gain: the gap
 is |H|^2 over the share of it that one step of EM closes."""
@@ -76,6 +77,10 @@ class FitSettings:
         merged starts take its place from 50 workers on, and compete if ``n_init`` is above 1.
     n_init : int
         The number of starts that compete; the best is kept.
+    moves : int
+        How often in a row a component is moved in vain, after a fit by fewer than 50 workers with
+        "auto" has converged: two that lose least as one are merged and another is split, and what
+        gains is kept. With 0 a fit ends where its start leads.
     start_statistics : {"expected", "parameters"} or None
         Whether S_0 is the expected statistics at given parameters (the paper), or what the
         parameters imply, which sends nothing.
@@ -86,8 +91,8 @@ class FitSettings:
         What workers count for: their rows (the pooled optimum), all alike (the paper), or, without
         masks, one number for each.
     tol : float or None
-        Nats per row that may be left to gain where a fit has converged. None stands for 1e-6, of
-        one worker alone 1e-4; with 0 rounds are made until another limit is met.
+        Nats per row that may be left to gain where a fit has converged. None stands for 1e-6;
+        with 0 rounds are made until another limit is met.
     field_tol : float or None
         The same by |H|^2, in three rounds in a row.
     rounds : int or None
@@ -153,6 +158,7 @@ class FitSettings:
     follow_em: bool = False
     start: Any = "auto"
     n_init: int = 1
+    moves: int = 3
     start_statistics: Literal["expected", "parameters"] | None = None
     participation: Participation | float | None = None
     weights: str | Sequence[float] | FloatArray = "samples"
@@ -182,6 +188,7 @@ class FitSettings:
         if self.start is None:
             object.__setattr__(self, "start", "auto")
         check_count("n_init", self.n_init)
+        check_count("moves", self.moves, 0)
         check_count("retries", self.retries, 0)
         if self.patience is not None:
             check_count("patience", self.patience)
@@ -277,7 +284,7 @@ class FitSettings:
     def method(self, workers: int) -> Algorithm:
         """The algorithm, for so many workers; the one meaning of ``"auto"``."""
         given = self.algorithm
-        if self.follow_em and not (isinstance(given, str) and given.lower() == "auto"):
+        if self.follow_em and not self.is_auto:
             raise SettingsError(
                 f"follow_em goes with algorithm 'auto'; got {given!r}: leave one of the two out "
                 "(of an algorithm of your own, AutoEM(follow_em=True))."
@@ -298,23 +305,30 @@ class FitSettings:
                 f"{given!r}."
             )
         # Alone there is nothing to compress; with absences there is.
-        if given.lower() == "auto" and workers == 1 and isinstance(self.who(), Everyone):
+        if self.is_auto and workers == 1 and isinstance(self.who(), Everyone):
             return EM()
         return found
 
     @property
+    def is_auto(self) -> bool:
+        """Whether the algorithm is chosen by ``"auto"``."""
+        return isinstance(self.algorithm, str) and self.algorithm.lower() == "auto"
+
+    @property
     def long_steps(self) -> bool:
         """Whether EM may take long steps: as ``"auto"`` alone, on models with a smooth E-step."""
-        auto = isinstance(self.algorithm, str) and self.algorithm.lower() == "auto"
         smooth = not any(isinstance(model, Clusters) for model in self.candidates())
-        return self.accelerate and auto and smooth
+        return self.accelerate and self.is_auto and smooth
+
+    @property
+    def leads_on(self) -> bool:
+        """Whether a fit may go on elsewhere after it has converged: a given start is meant."""
+        return self.moves > 0 and isinstance(self.start, str) and not self.held_out
 
     def tolerance(self, workers: int) -> float:
         """Nats per row that may be left; 0 where |H|^2 alone decides."""
         if self.tol is None:
-            if self.field_tol is not None:
-                return 0.0
-            return TOL_ALONE if workers == 1 else TOL
+            return TOL if self.field_tol is None else 0.0
         return float(self.tol)
 
     def stop(self, algorithm: Algorithm, workers: int) -> Stop:

@@ -20,6 +20,8 @@ from emfed.core.protocols import FloatArray
 
 SMALLEST_NOISE = 1e-10
 """Relative to the variance of a column: where no floor is set, noise stays above."""
+SMALLEST_SHARE = 1e-13
+"""The same of PCA, relative to the largest variance in any direction: less is rounding."""
 
 
 class Penalty(NamedTuple):
@@ -94,5 +96,5 @@ def fit_components(
     values = np.linalg.eigvalsh(covariance)
     left = np.maximum(values[: d - factors], 0.0).sum()
     noise = (left + penalty.extra) / (d - factors + penalty.rows)
-    whole = np.full(d, max(noise, floor, SMALLEST_NOISE * max(float(values[-1]), 1e-300)))
+    whole = np.full(d, max(noise, floor, SMALLEST_SHARE * max(float(values[-1]), 1e-300)))
     return _loadings(covariance, factors, whole), whole

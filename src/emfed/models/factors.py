@@ -54,7 +54,13 @@ from emfed.models.factor_solver import Penalty, fit_components, fit_factors
 from emfed.models.loadings import FactorParameters, FactorPosterior, rotate
 from emfed.models.matrices import is_positive_definite, outer, pack, triangle, unpack
 from emfed.models.mixture import blocks, to_numpy
-from emfed.models.parameters import Frame, GaussianParameters, InverseWishart, common_frame
+from emfed.models.parameters import (
+    Frame,
+    GaussianParameters,
+    InverseWishart,
+    common_frame,
+    is_constant,
+)
 from emfed.models.rows import check_rows, combine_moments, moments, total_weight
 from emfed.models.sampling import entropy, sample_gaussian
 
@@ -78,7 +84,8 @@ class FactorMixture(Model):
     isotropic : bool
         Whether all columns of a component have one noise variance, as in PCA.
     noise_floor : float
-        The least noise variance, as a share of the variance of its column.
+        The least noise variance, as a share of the variance of its column; where all columns have
+        one noise variance, of that which varies least (of several components, of their mean).
     weight_concentration : float
         The concentration, at least 1, of a symmetric Dirichlet prior on the weights; 1 is none.
     noise_prior : InverseWishart or None
@@ -349,6 +356,19 @@ class FactorMixture(Model):
         both = np.concatenate([parts["cross"], parts["first"][..., None, :]], axis=-2)
         return parts["mass"], gram, both, parts["squares"]
 
+    @cached_property
+    def _floor(self) -> float:
+        """The least noise variance in the frame.
+
+        One scale serves all columns of PCA: a share of their mean variance would be more than the
+        whole variance of a column beside one in units a thousand times as large.
+        """
+        if not self.isotropic or self.second_moment.size == 0:
+            return self.noise_floor
+        spread = np.diagonal(self.second_moment)
+        varies = spread[~is_constant(self._frame.origin / self._frame.scale, spread)]
+        return self.noise_floor * float(varies.min(initial=1.0))
+
     def _prior(self) -> tuple[float, float]:
         """What the prior adds to the count and to the scatter of each noise variance; over N."""
         if self.noise_prior is None:
@@ -375,8 +395,7 @@ class FactorMixture(Model):
         r = self.n_factors
         loadings = np.swapaxes(solution[..., :r, :], -1, -2)
         weights = normalised(mass, (self.weight_concentration - 1) / self.samples)
-        floor = self.noise_floor
-        noise = np.maximum(noise, floor) if floor else noise
+        noise = np.maximum(noise, self._floor) if self.noise_floor else noise
         return FactorParameters(weights, solution[..., r, :], loadings, noise)
 
     def inside(self, statistics: FloatArray) -> bool:
@@ -389,7 +408,7 @@ class FactorMixture(Model):
         if not is_positive_definite(gram / mass[..., None, None] - 1e-12 * np.eye(gram.shape[-1])):
             return False
         _, noise = self._raw(statistics)
-        return bool(np.all(noise > (-self.noise_floor or 1e-14)))
+        return bool(np.all(noise > (-self._floor or 1e-14)))
 
     def protect(self, before: FloatArray, after: FloatArray) -> FloatArray:
         """Components that explain less than one sample do not hold up the others."""
@@ -462,7 +481,7 @@ class FactorMixture(Model):
             return None
         whole, r = self.second_moment, self.n_factors
         solve = fit_components if self.isotropic else fit_factors
-        loadings, noise = solve(whole, r, self.noise_floor, Penalty(*self._prior()))
+        loadings, noise = solve(whole, r, self._floor, Penalty(*self._prior()))
         spread = loadings @ loadings.T + np.diag(noise)
         gain = np.linalg.solve(spread, loadings).T  # E[z | y] = gain y
         cross = gain @ whole

@@ -72,6 +72,20 @@ def test_a_plateau_that_em_leaves_after_a_thousand_steps_is_not_the_end() -> Non
     assert model.log_likelihood(rows, model.maximize(here)) - ours.score(rows) < 1e-3
 
 
+@pytest.mark.parametrize("table", range(2))
+def test_one_worker_alone_does_not_rest_beside_a_saddle(table: int) -> None:
+    """Two lines that are one at first: EM parts them only after hundreds of short steps."""
+    rng = np.random.default_rng(table)
+    inputs, side = rng.normal(size=400), 2 * rng.integers(2, size=400) - 1
+    rows = np.column_stack([inputs, inputs + 1.1 * side + rng.normal(size=400)])
+    model = emfed.regression_mixture(2)
+    for seed in range(4):
+        alone = emfed.fit(model, rows, seed=seed)
+        further = plain_fit(model, rows, start=alone.params, tol=1e-8, rounds=1000)
+        assert alone.converged
+        assert further.log_likelihood(rows) - alone.log_likelihood(rows) < 1e-3
+
+
 def test_a_fit_that_did_not_converge_says_so() -> None:
     rows, k, kind, workers = TABLES["hastie"]
     groups = np.arange(len(rows)) % workers

@@ -302,7 +302,8 @@ def metrics(state: Mapping[str, Any]) -> str:
     add("round_seconds", "gauge", "Seconds of the last round.", {"": state.get("seconds")})
     add("answered", "gauge", "Sites that answered the last round.", {"": state.get("answered")})
     add("squared_H", "gauge", "The squared length of the mean field.", {"": state.get("squared_H")})
-    add("gain", "gauge", "What a round gains: nats per row, of k-means squared distance.", {"": state.get("gain")})
+    gain = "What a round gains per row: nats, of k-means squared distance."
+    add("gain", "gauge", gain, {"": state.get("gain")})
     add("left", "gauge", "What is still to be gained, in the same unit.", {"": state.get("left")})
     add("epsilon", "gauge", "Privacy budget that was spent.", {"": state.get("epsilon")})
     days = state.get("certificate_days")
