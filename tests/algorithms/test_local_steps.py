@@ -28,7 +28,7 @@ def tables(alike: bool, workers: int = 6, rows: int = 300) -> list[np.ndarray]:
 
 def fitted(data: Any, local_steps: int = 8, **settings: Any) -> emfed.Result:
     algorithm = emfed.AutoEM(local_steps=local_steps)
-    return emfed.fit(MODEL, data, algorithm, start="k-means", seed=1, **settings)
+    return emfed.fit(MODEL, data, algorithm, start="k-means", seed=1, moves=0, **settings)
 
 
 def passes(result: emfed.Result) -> np.ndarray:

@@ -17,7 +17,6 @@ from sklearn.mixture import GaussianMixture
 
 import emfed
 from emfed.core.protocols import WHOLE, Model, Replies, Request, View
-from emfed.fitting import moving
 from emfed.fitting.driver import begin_run, start_at
 from emfed.fitting.session import Session
 from emfed.fitting.settings import FitSettings
@@ -26,9 +25,9 @@ from emfed.fitting.starts.sketch import Sketch, drawn
 from emfed.fitting.starts.start_search import _own_sketch
 from emfed.models.clusters import Buckets, lloyd, seed_centres
 from emfed.models.side_by_side import SideBySide
-from emfed.network import LocalTransport, RemoteFederation, Site, StackedFederation
+from emfed.network import StackedFederation
 from emfed.testing import check_model
-from tests.helpers import OPEN, first, make_data, make_model, plain_fit
+from tests.helpers import OPEN, make_data, make_model, plain_fit
 from tests.tables import FAMILIES, mixed_tables
 
 
@@ -481,60 +480,3 @@ def test_spherical_starts_of_workers_know_that_columns_go_together() -> None:
         for seed in range(2)
     ]
     assert min(result.log_likelihood(rows) for result in ended) > -5.4
-
-
-def tails() -> dict[str, np.ndarray]:
-    """Three workers, and a start of k-means that misses rows far out."""
-    rows = np.random.default_rng(3).lognormal(0, 1.3, (240, 2))
-    far = np.repeat([[60.0, 3.0], [90.0, 3.0], [140.0, 3.0]], 6, axis=0)
-    rows = np.concatenate([rows, far + np.random.default_rng(4).normal(size=far.shape)])
-    return {name: rows[j::3] for j, name in enumerate("abc")}
-
-
-@pytest.mark.parametrize("algorithm", first(["em", "auto"]))
-def test_moves_of_clusters_gain_and_a_resumed_fit_makes_the_same(
-    algorithm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    data = tails()
-    common: dict[str, Any] = {"seed": 1, "algorithm": algorithm}
-    whole = emfed.fit(emfed.k_means(4), data, **common)
-    rows = np.concatenate(list(data.values()))
-    inertia = -whole.log_likelihood(rows)
-    stops = range(whole.rounds // 4, whole.rounds, max(1, whole.rounds // 4))
-    for stop in stops:
-        path = tmp_path / f"{stop}.ckpt"
-        halt = {"callbacks": [lambda record, last=stop: record.round >= last]}
-        emfed.fit(emfed.k_means(4), data, checkpoint=path, checkpoint_every=1, **common, **halt)
-        resumed = emfed.fit(emfed.k_means(4), data, checkpoint=path, resume=True, **common)
-        np.testing.assert_array_equal(resumed.statistics, whole.statistics)
-        assert (resumed.rounds, resumed.bytes_up) == (whole.rounds, whole.bytes_up)
-    monkeypatch.setattr(moving, "IDLE_MOVES", 0)
-    before = emfed.fit(emfed.k_means(4), data, **common)
-    assert inertia < 0.9 * -before.log_likelihood(rows)
-    assert before.converged
-    assert whole.converged
-    assert before.rounds < whole.rounds
-
-
-def test_sites_elsewhere_make_the_same_moves(tmp_path: Path) -> None:
-    """Sites are silent about lone rows, so that centres may come in another order."""
-    data = tails()
-    here = emfed.fit(emfed.k_means(4), data, "em", seed=1)
-    sites = {name: Site(table, tmp_path / name, rules=OPEN) for name, table in data.items()}
-    there = emfed.fit(emfed.k_means(4), RemoteFederation(LocalTransport(sites)), "em", seed=1)
-    found = [np.sort(result.params.centres[:, 0]) for result in (here, there)]
-    np.testing.assert_allclose(*found, rtol=0.05)
-    assert there.converged
-
-
-def test_a_given_start_of_k_means_is_meant() -> None:
-    data = tails()
-    centres = np.array([[0.0, 0.0], [1.0, 1.0], [2.0, 5.0], [30.0, 3.0]])
-    ours = emfed.fit(emfed.k_means(4), data, "em", start=emfed.models.Centres(centres), seed=1)
-    pooled = emfed.fit(
-        emfed.k_means(4),
-        [np.concatenate(list(data.values()))],
-        "em",
-        start=emfed.models.Centres(centres),
-    )
-    np.testing.assert_allclose(ours.params.centres, pooled.params.centres, rtol=1e-9)

@@ -259,32 +259,45 @@ def _led_on(
     all had converged before.
     """
     run, candidates, stopped = course.run, course.candidates, course.stopped
-    while True:
-        stopped = "nats" if stopped == "callback" and moves.hopeless else stopped
-        if stopped not in CONVERGED:
-            break
+    if stopped == "callback" and moves.hopeless:  # of a run that goes on
+        stopped = "nats"
+    while stopped in CONVERGED:
         if not candidates.led_on:
             course = _compared(replace(course, stopped=stopped), hooks, watch)
             stopped = course.stopped
             if stopped not in CONVERGED:
                 return course
             candidates.settle(known(course.told))
-        elif moves.move(run):
-            for hook in own:
-                hook.attach(run)
-            stopped = _until(run, course.stop, hooks, watch, course.climb)
-            continue
         else:
+            while stopped in CONVERGED and candidates.led_on and moves.move(run):
+                stopped = _goes_on(course, moves, own, hooks, watch)
+            if not (candidates.led_on and stopped in CONVERGED):
+                continue
             _settle_best(course, moves)
         place = candidates.turn()
         if place is None:
             break
-        moves.begin(run, candidates.dropped[place].values[None], candidates.beside(place))
+        left = candidates.dropped[place]
+        moves.begin(run, candidates.beside(place), left.values[None] if left.converged else None)
+        if not left.converged:  # others had promised more
+            run.restart(run.state.statistics)
+            stopped = _goes_on(course, moves, own, hooks, watch)
     if not candidates.led_on:
         return _compared(replace(course, stopped=stopped), hooks, watch)
-    _settle_best(course, moves)
+    if stopped not in CONVERGED and run.kept is not None:
+        _settle_best(course, moves)
     run.confirmed = True
     return replace(course, stopped=stopped if stopped in ("interrupted", "callback") else "nats")
+
+
+def _goes_on(
+    course: _Course, moves: Moves, own: Sequence[Any], hooks: Sequence[Callback], watch: Watch
+) -> str:
+    """Rounds from where the run stands now, until they end; hopeless ones have converged before."""
+    for hook in own:
+        hook.attach(course.run)
+    stopped = _until(course.run, course.stop, hooks, watch, course.climb)
+    return "nats" if stopped == "callback" and moves.hopeless else stopped
 
 
 def _settle_best(course: _Course, moves: Moves) -> None:

@@ -28,7 +28,7 @@ from emfed.fitting.selection import debt
 from emfed.fitting.session import Session
 from emfed.fitting.starts.start_search import MERGE_FROM
 from emfed.fitting.stopping import remaining
-from emfed.models.components import as_copies, thin
+from emfed.models.components import TRACE, as_copies, thin
 from emfed.models.side_by_side import SideBySide
 
 LEAST_GAIN = 1e-4
@@ -75,15 +75,16 @@ class Moves:
         self.run, self._costs, self.hopeless = run, [], False
         self._made, self._look, self._asked = 0, FIRST_LOOK, run.state.statistics
 
-    def begin(self, run: Run, values: FloatArray, others: Sequence[FloatArray]) -> None:
-        """Lead on a run that stands where it had converged, with these values, from other places.
+    def begin(self, run: Run, others: Sequence[FloatArray], values: FloatArray | None) -> None:
+        """Lead on a run from where it stands; if it had converged there, these were its values.
 
-        Those ``others`` come first; after a gain they are no longer worth it.
+        Those ``others`` are tried first; after a gain they are no longer worth it.
         """
-        here = run.state.statistics.copy()
-        run.kept, run.kept_cost, run.idle_moves = here, _asked_cost(run, here, values), 0
-        self._others, self._begun = list(others), True
         self.attach(run)
+        self._others, self._begun = list(others), values is not None
+        if values is not None:
+            here = run.state.statistics.copy()
+            run.kept, run.kept_cost = here, _asked_cost(run, here, values)
 
     def __call__(self, record: RoundRecord) -> bool:
         """After each round; True where the cost falls too slowly to get below what is kept."""
@@ -279,11 +280,12 @@ def _merged(
 ) -> tuple[FloatArray, BoolArray]:
     """Statistics in which one component has the rows of another, which stands for none."""
     parts = {name: value.copy() for name, value in model.layout.split(statistics).items()}
+    trace = TRACE / (parts["mass"][one] + parts["mass"][free])
     for name, value in parts.items():
         if name != "total":  # that of all components
             value[one] += value[free]
-    empty = np.arange(model.n_components) == free
-    return as_copies(model.layout, model.layout.join(parts), empty), empty
+            value[free] = trace * value[one]
+    return model.layout.join(parts), np.arange(model.n_components) == free
 
 
 def with_one_more(model: Any, fewer: Any, statistics: FloatArray) -> Iterator[FloatArray]:
