@@ -409,7 +409,7 @@ def test_what_was_said_in_python_is_said_in_options(emfed_shell: Shell) -> None:
     assert code == 2
     assert "--resume needs --checkpoint" in err
     code, _, err = emfed_shell(
-        "fit", "wards.csv", *NUMBERS, "--model", "factor-analysis", "--start", "k-means"
+        "fit", "wards.csv", *NUMBERS, "-k", 2, "--model", "factor-analysis", "--start", "k-means"
     )
     assert code == 2
     assert "use --start moments" in err

@@ -61,6 +61,8 @@ BAD: dict[str, tuple[str | bytes, str]] = {
     "a long row": ("a,b\n1,2\n3,4,5\n6,7\n", "line 3: 3 cells, where the header has 2: quote"),
     "cut short": ("a,b,c\n1,2,3\n4,5", "line 3: 2 cells, where the header has 3: the file may be"),
     "a blank line between": ("a,b\n1,2\n\n3,4\n", "line 3: no cell"),
+    "marks of two kinds": ('a,b\n"1,001.5",2\n', "write '1,001.5' as 1001.5, without marks"),
+    "a space in a number": ("a,b\n1 001,2\n", "write '1 001' as 1001, without marks"),
     "thousand and one": ('a,b\n"1,001",2\n', "is '1,001' the number 1001 or 1.001?"),
     "thousands": ('a,b\n"1,234,567",2\n', "write '1,234,567' as 1234567"),
     "dates": ("a,b\n2020-01-01,2\n", "such as days since a date"),
@@ -226,6 +228,7 @@ def test_families_of_columns(tmp_path: Path) -> None:
 
 FORMS: dict[str, tuple[bytes, list[str]]] = {
     "blank lines at the end": (b"a,b\n1.5,2\n3,4\n\n\r\n\n", []),
+    "lines of spaces at the end": (b"a,b\r\n1.5,2\r\n3,4 \r\n\r\n  \r\n ", []),
     "lines that end as on old Macs": (b"a,b\r1.5,2\r3,4\r", []),
     "semicolons and decimal commas": (
         b"a;b\n1,5;2\n3;4\n",

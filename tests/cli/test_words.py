@@ -106,9 +106,9 @@ def test_parameters_are_printed(emfed_shell: Shell) -> None:
     code, out, _ = emfed_shell("inspect", "model.emfed", "--params")
     assert code == 0
     rows = {line.split("|")[1].strip(): line for line in out.splitlines()}
-    assert set(rows) == {"", "---", "share", "age", "pressure"} - {"---"} | {
-        next(name for name in rows if name.startswith("---"))
-    }
+    assert set(rows) == {"mean ± standard deviation", "---", "share", "age", "pressure"} - {
+        "---"
+    } | {next(name for name in rows if name.startswith("---"))}
     params = emfed.load(emfed_shell.folder / "model.emfed").params
     first = float(re.findall(r"[\d.]+", rows["age"])[0])
     assert first == pytest.approx(params.means[0, 0], abs=0.06)

@@ -299,7 +299,7 @@ def test_a_server_that_crashes_comes_back() -> None:
 def test_an_outlier_that_inflates_the_floor_is_mentioned() -> None:
     rows = np.concatenate(GOOD)
     rows[0] = 1e6
-    with pytest.warns(emfed.EmfedWarning, match="covariance_floor.*outliers or sentinel"):
+    with pytest.warns(emfed.EmfedWarning, match="outliers or sentinel.*covariance_floor="):
         fit(make_model("full", k=4), [rows], rounds=100)
 
 

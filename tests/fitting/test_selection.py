@@ -226,7 +226,7 @@ def few_alike(kind: str) -> tuple[Any, Any, str]:
         return model, rows, "column 0 at 9 (2.0% of rows)"
     if kind == "factors":
         rows = np.concatenate([rng.normal(size=(200, 3)), np.full((4, 3), 30.0)])
-        return emfed.factor_analysis(1), rows, "a higher noise_floor may help"
+        return emfed.factor_analysis(1), rows, "a higher floor (say noise_floor=0.0001) may help"
     if kind == "regression":
         rows = rng.normal(size=(205, 2))
         rows[:5, 1] = 40 + 30 * rows[:5, 0]

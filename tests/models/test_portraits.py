@@ -64,7 +64,7 @@ def test_the_plane_is_that_of_principal_components() -> None:
     roots = rng.normal(size=(k, d, d)) * np.array([1, 10, 1, 0.1, 1])[:, None]
     spread = roots @ np.swapaxes(roots, 1, 2)
     blank = np.arange(d, dtype=np.int64)
-    portrait = Portrait("component", weights, ["x"] * d, [], blank, means, spread)
+    portrait = Portrait(weights, ["x"] * d, [], blank, means, spread)
     axes, shares, centres, covariances = principal_plane(portrait)
     labels = rng.choice(k, size=n, p=weights)
     rows = means[labels] + np.einsum("nij,nj->ni", roots[labels], rng.normal(size=(n, d)))
@@ -86,8 +86,7 @@ def test_variances_and_full_covariances_agree() -> None:
     blank = np.arange(4, dtype=np.int64)
     full = np.stack([np.diag(v) for v in variances])
     one, other = (
-        principal_plane(Portrait("component", weights, [], [], blank, means, s))
-        for s in (variances, full)
+        principal_plane(Portrait(weights, [], [], blank, means, s)) for s in (variances, full)
     )
     for a, b in zip(one, other, strict=True):
         np.testing.assert_allclose(a, b, atol=1e-12)

@@ -254,6 +254,9 @@ def test_a_run_is_paused_extended_and_finished_by_the_operator(tmp_path: Path) -
     assert summary["rounds"] == 30
     assert run.said[-1]["state"] == "finished"
     assert "finished: ended by the operator, round 30" in status_line(run.said[-1])
+    assert "(the rows themselves are " in status_line(run.said[-1])
+    told = [s for s in run.said if "per_row" in s]
+    assert {(s["part"], s["per_row"]) for s in told} == {("component", "nats per row")}
     assert {s["why"] for s in run.said if s["state"] == "running" and "round" in s} == {""}
 
 
@@ -373,7 +376,7 @@ STATUS = {
 
 def test_the_page_shows_a_run_live_in_a_real_browser(tmp_path: Path, browser: Browser) -> None:
     status = Status(tmp_path)
-    status.say(**STATUS)
+    status.say(**STATUS, part="cluster", per_row="per row")  # as k-means has it
     with Console(tmp_path, 0, lambda: run_view(tmp_path, "run.toml")):
         address = page_address(tmp_path)
         assert address is not None
@@ -385,7 +388,8 @@ def test_the_page_shows_a_run_live_in_a_real_browser(tmp_path: Path, browser: Br
         "oslo",
         "300",
         "<b>the owner</b> describes no group",
-        "component 1",
+        "cluster 1",
+        "A round gains 0.001 per row.",
         "0.75",
         "2, 3",
         "900 B",

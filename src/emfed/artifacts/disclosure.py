@@ -10,6 +10,7 @@ import numpy as np
 from emfed.artifacts.page import Section, Table
 from emfed.artifacts.result import Result
 from emfed.core.ledger import KINDS
+from emfed.core.protocols import plural
 
 FEW_ROWS = 10
 """Below this, an average says much of each row that went into it."""
@@ -31,6 +32,12 @@ FIELDS = {
     "initial": "how often each state comes first",
     "transitions": "how often each state follows another",
 }
+NEEDLESS = (
+    ", and the share of each component",
+    ", which row belongs to which component",
+    " over the rows it accounts for",
+)
+"""Parts of sentences that only a model with several components needs."""
 WORDS = {
     "opening": (
         "opening",
@@ -68,6 +75,21 @@ WORDS = {
         "expects them, and the share of each component",
     ),
 }
+
+
+def n_parts(result: Result) -> int:
+    """Components, clusters or states of the model."""
+    return int(result.model.describe().get("n_components", 1))
+
+
+def _of_model(text: str, result: Result) -> str:
+    """A text about mixtures in the words of this model, and of one component where it has one."""
+    words = result.model.words()
+    if n_parts(result) == 1:
+        text = "1, the share of all rows" if text == FIELDS["mass"] else text
+        for lost in ("for each component, ", "for each component and column, ", *NEEDLESS):
+            text = text.replace(lost, "")
+    return text.replace("log-likelihood", words.score).replace("component", words.part)
 
 
 def disclosure(result: Result) -> Section:
@@ -108,31 +130,31 @@ def protections(result: Result) -> str:
 def least_rows(result: Result) -> str:
     """The least number of rows behind a number that left a site: where averages hide least."""
     facts, rows = result.facts, _fewest(result)
+    parts, words = n_parts(result), result.model.words()
     if facts is None or rows is None:
         return "Messages are averages over a site's rows."
     if masked(result):
         here = facts.rows[facts.rows > 0]
         return (
-            f"The server knows sums over {len(here)} sites and their {_count(int(here.sum()))} "
-            "together; how many each has it was not told."
+            f"The server knows sums over {len(here)} sites and their "
+            f"{plural(int(here.sum()), words.row)} together; how many each has it was not told."
         )
     shares, names = facts.shares, result.workers()["worker"]
-    parts = int(result.model.describe().get("n_components", 1))
     if shares is None and parts > 1:
         return (
-            f"The smallest site has {_count(rows)}; numbers about one component rest on fewer of "
-            "them, and the fit did not ask on how many." + _telling(rows)
+            f"The smallest site has {plural(rows, words.row)}; numbers about one {words.part} "
+            "rest on fewer of them, and the fit did not ask on how many." + _telling(rows)
         )
     site, whose = int(np.argmin(facts.rows)), ""
     least = float(rows)
     if shares is not None and parts > 1:
         behind = np.where(np.isfinite(shares), shares * facts.rows[:, None], np.inf)
         site, part = (int(i) for i in np.unravel_index(np.argmin(behind), behind.shape))
-        least, whose = float(behind[site, part]), f"component {part} at "
+        least, whose = float(behind[site, part]), f"{words.part} {part} at "
     told = f"{least:,.1f}" if least < FEW_ROWS and whose else f"{least:,.0f}"
     told = "less than 0.1" if whose and least < 0.05 else f"{'about ' * bool(whose)}{told}"
     return (
-        f"The least number of rows behind a number that left a site is {told} "
+        f"The least number of {words.row}s behind a number that left a site is {told} "
         f"({whose}site {names[site]}{', at the end of the fit' * bool(whose)})." + _telling(least)
     )
 
@@ -142,10 +164,6 @@ def _telling(rows: float) -> str:
     if rows <= TELLING_ROWS:
         return " Averages over so few are the rows themselves, or give them away."
     return " That is few enough to say much about each." if rows < FEW_ROWS else ""
-
-
-def _count(rows: int) -> str:
-    return f"{rows:,} row{'s' if rows > 1 else ''}"
 
 
 def _setting(result: Result) -> dict[str, Any]:
@@ -194,21 +212,25 @@ def _did_not(result: Result) -> list[str]:
     fewest = None if masked(result) else _fewest(result)
     whose = " with more rows than two" if fewest is not None and fewest <= TELLING_ROWS else ""
     lines = [
-        f"What did not leave a site{whose}: single rows or cells, row names, which row belongs to "
-        "which component, the smallest or largest value of a column, files, and any key to them.",
+        _of_model(
+            f"What did not leave a site{whose}: single rows or cells, row names, which row belongs "
+            "to which component, the smallest or largest value of a column, files, and any key to "
+            "them.",
+            result,
+        ),
         protections(result)
         + " What this does not promise: statistics are aggregates, not anonymous data."
-        + " Where a component accounts for one or two rows, its averages come close to them."
-        * (result.privacy is None),
+        + f" Where a {result.model.words().part} accounts for one or two rows, its averages come "
+        "close to them." * (result.privacy is None and n_parts(result) > 1),
     ]
     facts = None if masked(result) else result.facts
     if facts is not None and (few := int((facts.rows < FEW_ROWS).sum())):
-        table = result.workers()["worker"]
+        table, row = result.workers()["worker"], result.model.words().row
         names = [table[i] for i in np.flatnonzero(facts.rows < FEW_ROWS)[:8].tolist()]
         lines.append(
-            f"Look at this: {few} site{'s have' if few > 1 else ' has'} fewer than {FEW_ROWS} rows "
-            f"({', '.join(names)}{', …' if few > len(names) else ''}). An average over so few rows "
-            "says much about each of them; over one row it is the row."
+            f"Look at this: {few} site{'s have' if few > 1 else ' has'} fewer than {FEW_ROWS} "
+            f"{row}s ({', '.join(names)}{', …' if few > len(names) else ''}). An average over so "
+            f"few {row}s says much about each of them; over one {row} it is the {row}."
         )
     return lines
 
@@ -222,6 +244,8 @@ def _messages(result: Result) -> Table:
         if not (up["messages"] or down["messages"]):
             continue
         name, when, what = WORDS[kind]
+        if kind == "closing":
+            what = _closing(result, what)
         if kind == "round" and _setting(result).get("algorithm") == "em":
             what = "the site's statistics, as listed below"
         mean = up["payload"] / max(1, up["messages"])
@@ -229,7 +253,7 @@ def _messages(result: Result) -> Table:
             (
                 name,
                 when,
-                what,
+                _of_model(what, result),
                 f"{up['messages'] / workers:,.1f}",
                 f"{mean:,.0f}",
                 f"{(up['payload'] + up['envelope']) / workers:,.0f}",
@@ -252,12 +276,18 @@ def _messages(result: Result) -> Table:
     )
 
 
+def _closing(result: Result, what: str) -> str:
+    """What sites said at the end: a model that draws no rows expects nothing of theirs."""
+    facts = result.facts
+    if facts is None or facts.expected is None:
+        what = what.replace(", as they are and as the model expects them", "")
+    return what.replace(NEEDLESS[0], "") if facts is None or facts.shares is None else what
+
+
 def _statistics(result: Result) -> Table:
     layout = result.model.layout
-    rows = [
-        (name, FIELDS.get(name, "an average over the site's rows"), _shape(shape))
-        for name, shape in layout.fields
-    ]
+    told = {name: FIELDS.get(name, "an average over the site's rows") for name, _ in layout.fields}
+    rows = [(n, _of_model(told[n], result), _shape(shape)) for n, shape in layout.fields]
     several = result.facts is not None and "selection" in result.facts.settings
     tail = " Each message held them for every number of components that was tried." * several
     return Table(

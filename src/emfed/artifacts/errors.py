@@ -31,6 +31,7 @@ from emfed.core.protocols import BoolArray, FloatArray, HasSupports, Names, Para
 from emfed.data.reading import Categories
 from emfed.models.clusters import Clusters
 from emfed.models.columns import ColumnParameters
+from emfed.models.component_summaries import digits, fixed
 from emfed.models.markov import HiddenMarkov
 
 STEP = 1e-4
@@ -354,13 +355,17 @@ class Summary:
             told[name] = [v if np.isfinite(v) else None for v in values.tolist()]
         return told
 
+    def cells(self) -> list[list[str]]:
+        """The rows of the table as text, with the decimals that each error deserves."""
+        name, *numbers = self.table.values()
+        return [
+            [own, *_cells(row)] for own, row in zip(name, zip(*numbers, strict=True), strict=True)
+        ]
+
     def __str__(self) -> str:
         half = 100 * (1 - self.level) / 2
         heads = ["", "coef", "std err", "z", f"[{half:g}%", f"{100 - half:g}%]"]
-        columns = [
-            [head, *("" if v is None else v if isinstance(v, str) else f"{v:.4g}" for v in column)]
-            for head, column in zip(heads, self.table.values(), strict=True)
-        ]
+        columns = [list(column) for column in zip(heads, *self.cells(), strict=True)]
         widths = [max(map(len, column)) for column in columns]
         first = [f"{cell:<{widths[0]}}" for cell in columns[0]]
         rest = [[f"{c:>{w}}" for c in col] for col, w in zip(columns[1:], widths[1:], strict=True)]
@@ -371,23 +376,41 @@ class Summary:
     __repr__ = __str__
 
 
+def _cells(numbers: Sequence[float | None]) -> list[str]:
+    """Estimate, error, z and bounds as text."""
+    error = numbers[1]
+    known = error is not None and 1e-7 < error < 1e7
+    decimals = digits(np.array([error])) if known else 0
+    told = []
+    for place, value in enumerate(numbers):
+        if value is None:
+            told.append("")
+        elif place == 2:
+            told.append(f"{value:.2f}")
+        else:
+            told.append(fixed(value, decimals) if known else f"{value:.4g}")
+    return told
+
+
 def summarise(result: Any, root: FloatArray, level: float) -> Summary:
     """The table of a fitted model."""
     values, moves = spread(result.model, result.statistics, root, flatten)
-    words = {} if result.facts is None else result.facts.settings.get("categories", {})
-    kinds = quantities(result.model, result.params, result.columns, words)
+    known = {} if result.facts is None else result.facts.settings.get("categories", {})
+    kinds = quantities(result.model, result.params, result.columns, known)
     found = np.sqrt((moves**2).sum(axis=0))
     behind = _behind(result.model, kinds, result.samples)
     free = (found > 1e-9 * np.abs(values)) & ~on_bound(kinds, values, behind)
     places = np.flatnonzero([q.shown for q in kinds]).tolist()
     shown = sorted(places, key=lambda j: not kinds[j].name.startswith(FIRST))  # stable
-    told = result.card["model"]
-    unit = "sequences" if isinstance(result.model, HiddenMarkov) else "rows"
-    notes = ["Standard errors follow from the observed information of all rows."]
+    words = result.model.words()
+    notes = [
+        result.outcome[:1].upper() + result.outcome[1:] + ".",
+        "Standard errors follow from the observed information of all rows.",
+    ]
     if not free[shown].all():
         notes.append("Without an error: what is fixed, or lies on the bound of what it can be.")
     return Summary(
-        f"{told.get('model')}: {result.samples:g} {unit}, {len(root)} free parameters",
+        f"{words.title}: {result.samples:,.10g} {words.row}s, {len(root)} free parameters",
         tuple(kinds[j].name for j in shown),
         values[shown],
         np.where(free, found, np.nan)[shown],

@@ -9,15 +9,20 @@ from typing import Any
 
 import numpy as np
 
-from emfed.artifacts.disclosure import disclosure, least_rows
+from emfed.artifacts.disclosure import disclosure, least_rows, n_parts
 from emfed.artifacts.figures import Figure, Panel, Series, drawn
 from emfed.artifacts.model_card import in_words, size
 from emfed.artifacts.page import Highlight, Page, Section, Table, render_page
 from emfed.artifacts.result import Result, ending
 from emfed.core.errors import SettingsError
-from emfed.core.protocols import BoolArray, FloatArray, IntArray
+from emfed.core.protocols import BoolArray, FloatArray, IntArray, ModelWords, plural
 from emfed.core.storage import write_atomic
-from emfed.models.component_summaries import Portrait, portray, principal_plane, width_of
+from emfed.models.component_summaries import (
+    Portrait,
+    portray,
+    principal_plane,
+    width_of,
+)
 
 MOST_ROWS = 400
 """Rows of a table on the page."""
@@ -28,6 +33,8 @@ WIDEST = 1500
 MOST_DRAWN = 20
 """Components that a reader can tell apart in one figure."""
 BYTES = "kB per site, up and down"
+MOST_LEVELS = 5
+"""Categories of a column that the table of components names: the likeliest."""
 MOST_NAMED = 40
 """Sites whose names stand beside a figure; of more, the table has them."""
 _TURN = np.linspace(0, 2 * np.pi, 73)
@@ -42,7 +49,7 @@ def fit_page(result: Result, title: str | None = None) -> Page:
     sections += [_course(result), _participation(result)]
     sections += [_settings(result), Section("Words", terms=_glossary(result))]
     return Page(
-        title or f"{_name(result)[:1].upper()}{_name(result)[1:]}{_of(result)}",
+        title or result.model.words().title,
         _summary(result),
         sections=sections,
         source=_source(result),
@@ -80,27 +87,16 @@ def _thin(count: int) -> IntArray:
     return np.unique(picked.astype(np.int64))
 
 
-def _name(result: Result) -> str:
-    told = result.model.describe()
-    name = str(told.get("model", type(result.model).__name__)).replace("-", " ")
-    return name.replace("gaussian", "Gaussian").replace("markov", "Markov model")
-
-
-def _of(result: Result) -> str:
-    parts = result.model.describe().get("n_components")
-    return f" with {parts} component{'s' if parts > 1 else ''}" if parts else ""
-
-
 def _summary(result: Result) -> list[str]:
-    data = result.card["data"]
-    width = f" of {data['columns']} columns" if data["columns"] else ""
+    data, words = result.card["data"], result.model.words()
+    width = f" of {plural(data['columns'], 'column')}" if data["columns"] else ""
     held = (
-        f" on {data['rows']:,} rows{width}, held by {data['workers']:,} "
-        f"site{'s' if data['workers'] > 1 else ''}"
+        f" on {plural(data['rows'], words.row)}{width}, held by {plural(data['workers'], 'site')}"
         if result.facts is not None
         else ""
     )
-    told = f"A {_name(result)}{_of(result)} was fitted{held}. {_ending(result)}"
+    article = "An" if words.name[:1] in "aeiou" else "A"
+    told = f"{article} {words.name} was fitted{held}. {_ending(result)}"
     return [f"{told} {served(result)} {_held_out(result)} {least_rows(result)}".replace("  ", " ")]
 
 
@@ -122,7 +118,9 @@ def served(result: Result) -> str:
         whom = "all sites" if sites > 1 else "the data"
         return (
             f"The model fits {whom} clearly worse than it claims to: its family is wrong for these "
-            "columns. Try more components, other covariances, or other families of columns."
+            f"columns. Try {'more' if n_parts(result) > 1 else 'several'} components, "
+            f"{'other covariances, ' * ('covariance_type' in result.model.describe())}or other "
+            "families of columns."
         )
     names = ", ".join(result.workers()["worker"][i] for i in bad[:5])
     return (
@@ -145,18 +143,17 @@ def _warnings(result: Result) -> list[str]:
 
 def _highlights(result: Result) -> list[Highlight]:
     """The first screen: whether it converged, how many sites and rows, and what was sent."""
-    facts, raw = result.facts, result.raw_bytes
+    facts, raw, words = result.facts, result.raw_bytes, result.model.words()
     total = result.bytes_up + result.bytes_down
     yes = result.converged
-    rounds = f"{result.rounds:,} round{'s' if result.rounds != 1 else ''}"
+    rounds = plural(result.rounds, "round")
     found = [Highlight("converged", "yes" if yes else "no", rounds, yes)]
     if facts is not None:
         few = f"{facts.rows.min():,} to {facts.rows.max():,} each"
         found.append(Highlight("sites", f"{len(facts.rows):,}", few if len(facts.rows) > 1 else ""))
         width = width_of(result.model)
-        found.append(
-            Highlight("rows", f"{facts.rows.sum():,}", f"{width} columns" if width else "")
-        )
+        wide = plural(width, "column") if width else ""
+        found.append(Highlight(f"{words.row}s", f"{facts.rows.sum():,}", wide))
     beside = ""
     if raw:
         times = total / raw
@@ -164,9 +161,15 @@ def _highlights(result: Result) -> list[Highlight]:
         beside = f"{told} the rows themselves, {size(raw)}"
     found.append(Highlight("bytes, both ways", size(total), beside))
     if facts is not None and facts.log_likelihood is not None:
-        found.append(Highlight("log-likelihood", f"{facts.log_likelihood:.4f}", "nats per row"))
+        value = words.factor * facts.log_likelihood
+        found.append(Highlight(words.score, _figures(value), words.per_row))
     count = len(_warnings(result))
     return [*found, Highlight("warnings", str(count) if count else "none", "", count == 0)]
+
+
+def _figures(value: float) -> str:
+    """A score with four decimals, and fewer where it is large."""
+    return f"{value:,.4f}" if abs(value) < 1e4 else f"{value:,.0f}"
 
 
 def _source(result: Result) -> str:
@@ -193,8 +196,6 @@ GLOSSARY = {
     "site": "a party that holds rows and answers questions about them; also called a worker",
     "statistics": "averages over rows, from which the model follows",
     "round": "one exchange: the server sends the model, sites answer with statistics",
-    "component": "one of the groups of rows that a mixture consists of",
-    "log-likelihood": "how probable the rows are under the model; higher is better",
     "nat": "the unit of log-likelihoods: 0.69 nats are a factor of two in probability",
     "|H|²": "how far the model still moves in a round; zero where it stands still",
     "BIC, AIC, ICL": "how well a model fits, charged for its parameters; smaller is better",
@@ -204,9 +205,19 @@ GLOSSARY = {
 
 
 def _glossary(result: Result) -> dict[str, str]:
-    single = not _of(result)
-    out = {"component", "BIC, AIC, ICL"} if single else set()
-    return {word: meaning for word, meaning in GLOSSARY.items() if word not in out}
+    """The words of every report, and those of this model."""
+    words = result.model.words()
+    parts = n_parts(result)
+    out: set[str] = set() if words.likelihood else {"nat"}
+    out |= set() if words.likelihood and parts > 1 else {"BIC, AIC, ICL"}
+    own = {words.score: words.meaning}
+    if parts > 1:
+        own = {words.part: "one of the groups of rows that the model consists of", **own}
+    told: dict[str, str] = {}
+    for word, meaning in GLOSSARY.items():
+        told |= own if word == "nat" else {}
+        told |= {} if word in out else {word: meaning}
+    return told
 
 
 # The course of the fit.
@@ -214,6 +225,7 @@ def _glossary(result: Result) -> dict[str, str]:
 
 def _course(result: Result) -> Section:
     records, workers = result.records, result.ledger.counts.shape[-1]
+    words = result.model.words()
     sent = np.cumsum(records.column("bytes_up") + records.column("bytes_down")) / workers / 1000
     round_ = records.column("round")
     squared = records.column("squared_H")
@@ -224,7 +236,7 @@ def _course(result: Result) -> Section:
         if result.converged:  # the last rounds try a bold step, which is taken back
             end = int(np.argmax(y[:-1])) + 1
             x, y, before = (np.append(values[:end], values[-1]) for values in (x, y, before))
-        figures += _climb(x, y, before, " less penalty" if _penalty(result) else "")
+        figures += _climb(x, y, before, words, " less penalty" if _penalty(result) else "")
     known = np.flatnonzero(np.isfinite(squared) & (squared > 0) & (round_ > 0))
     known = known[_thin(len(known))] if len(known) else known
     if len(known) > 1:
@@ -236,37 +248,39 @@ def _course(result: Result) -> Section:
         caption = "How far the model still moves: |H|² is zero where EM stands still."
         figures.append(Figure(caption, panels, apart=True))
     hits = result.guard_hits
-    text = [
-        "The log-likelihood says how probable the rows are under the model: higher is better. "
-        + (
-            "It was computed for this report, in the simulation; sites did not send it."
-            if len(x) > 1
-            else "It was not followed."
-        ),
-    ]
+    followed = (
+        "It was computed for this report, in the simulation; sites did not send it."
+        if len(x) > 1
+        else "It was not followed."
+    )
+    text = [f"The {words.score} is {words.meaning}. {followed}"]
     if hits:
         text.append(
-            f"{hits} times a step had to be shortened to stay where the model is defined; many of "
-            "these mean too much noise or too many components."
+            f"{plural(hits, 'time')} a step had to be shortened to stay where the model is "
+            f"defined; many of these mean too much noise or too many {words.part}s."
         )
     return Section("The course of the fit", text, figures)
 
 
-def _climb(x: FloatArray, y: FloatArray, before: FloatArray, less: str) -> list[Figure]:
+def _climb(
+    x: FloatArray, y: FloatArray, before: FloatArray, words: ModelWords, less: str
+) -> list[Figure]:
     """The way up, as what was missing to the best: an axis of its own size at every stage."""
     best = float(y.max())
-    short = best - y
-    some = short > 1e-12 * max(1.0, abs(best))
+    short = abs(words.factor) * (best - y)
+    some = best - y > 1e-12 * max(1.0, abs(best))
     if some.sum() < 2:
         return []
-    label, words = f"mean log-likelihood{less}, below its best", "nats per row below the best"
+    side = "below" if words.factor > 0 else "above"
+    label = f"mean {words.score}{less}, {side} its best"
+    axis = f"{words.per_row} {side} the best"
     panels = [
-        Panel([Series(label, x[some], short[some])], "round", words, whole="x"),
-        Panel([Series(label, before[some], short[some])], BYTES, words),
+        Panel([Series(label, x[some], short[some])], "round", axis, whole="x"),
+        Panel([Series(label, before[some], short[some])], BYTES, axis),
     ]
     caption = (
-        f"Log-likelihood per row{less}, against rounds and bytes: how far it was below the best "
-        f"that was reached, {best:.8g}, on a logarithmic axis."
+        f"Mean {words.score} per {words.row}{less}, against rounds and bytes: how far it was "
+        f"{side} the best that was reached, {words.factor * best:.8g}, on a logarithmic axis."
     )
     return [Figure(caption, panels, apart=True)]
 
@@ -297,29 +311,30 @@ def _likelihood(
 
 
 def _sites(result: Result) -> Section:
-    facts, table = result.facts, result.workers()
+    facts, table, words = result.facts, result.workers(), result.model.words()
     heading = "How well each site is served"
     if facts is None or facts.scores is None:
         missing = "The fit did not end by asking the sites how well the model fits them."
         return Section(heading, [missing + " fit(..., scores=True) and `emfed fit` do."])
     expected = facts.expected
     if expected is None:
-        return _unjudged(heading, table)
+        return _unjudged(heading, table, words, n_parts(result) > 1)
     scores, hoped = facts.scores[:, 0], expected[:, 0]
     away = scores - hoped
     order = np.argsort(away, kind="stable")
     order, silent = order[np.isfinite(away[order])], np.flatnonzero(~np.isfinite(away))
     whole = facts.log_likelihood
+    several = result.model.words().part if n_parts(result) > 1 else ""
+    alike = f"with as many of each {several} as the site has, and " if several else ""
     text = [
         (f"Over all rows the log-likelihood is {whole:.3f}. " if whole is not None else "")
         + "Beside the log-likelihood of a site stands what the model leads one to expect of it: "
-        "that of rows that the model draws itself, with as many of each component as the site "
-        "has, and with the same values missing.",
+        f"that of rows that the model draws itself, {alike}with the same values missing.",
         "A site is called badly served if its rows fall short of that by more than half the spread "
         "of single rows, and by more than three times what chance gives for its number of rows. "
-        "Such a site may hold other people, other instruments or other units, and may need a "
-        "component of its own, or a model of its own: emfed adapt makes one there, from this "
-        "model and the site's rows.",
+        "Such a site may hold other people, other instruments or other units, and may need "
+        f"{f'a {several} of its own, or ' if several else ''}a model of its own: emfed adapt makes "
+        "one there, from this model and the site's rows.",
     ]
     rows = [
         (
@@ -369,27 +384,34 @@ def _errors(result: Result) -> list[Section]:
     """Every parameter with its standard error, if the fit asked for it."""
     if result.uncertainty is None:
         return []
-    table = result.summary().table
-    numbers = [["" if v is None else f"{v:.4g}" for v in table[n]] for n in list(table)[1:]]
-    rows = list(zip(table["name"], *numbers, strict=True))
+    rows = result.summary().cells()
     heads = ("parameter", "estimate", "standard error", "z", "2.5%", "97.5%")
     text = "Standard errors follow from the observed information: they hold where the model does."
     return [_folded(Section("Standard errors", [text]), "Parameters", heads, rows)]
 
 
-def _unjudged(heading: str, table: dict[str, list[Any]]) -> Section:
+def _unjudged(
+    heading: str, table: dict[str, list[Any]], words: ModelWords, several: bool
+) -> Section:
     """Sites under a model that claims nothing of them."""
     text = (
         "Sites are not judged: this model draws no rows, so there is nothing to hold theirs "
-        "against. Mind that log-likelihoods of sites do not compare: rows of a rare or wide "
-        "component, or longer ones, have a lower one however well they fit."
+        "against."
     )
-    told = [table[name] for name in ("worker", "rows", "log_likelihood")]
+    if words.likelihood:
+        text += f" Mind that log-likelihoods of sites do not compare{'.' * (not several)}"
+    if words.likelihood and several:
+        text += (
+            f": {words.row}s of a rare or wide {words.part}, or longer ones, have a lower one "
+            "however well they fit."
+        )
+    told = [table[name] for name in ("worker", "rows", words.key)]
     rows = [
-        (name, f"{count:,}", "did not say" if value is None else f"{value:.3f}")
+        (name, f"{count:,}", "did not say" if value is None else f"{value:,.3f}")
         for name, count, value in zip(*told, strict=True)
     ]
-    return _folded(Section(heading, [text]), "Sites", ("site", "rows", "log-likelihood"), rows)
+    heads = ("site", f"{words.row}s", f"{words.score} per {words.row}")
+    return _folded(Section(heading, [text]), "Sites", heads, rows)
 
 
 def _served(
@@ -422,9 +444,8 @@ def _shares(result: Result) -> list[Section]:
     shares = None if facts is None else facts.shares
     if shares is None or shares.shape[1] < 2 or len(shares) < 2:
         return []
-    names = result.workers()["worker"]
-    portrait = portray(result.model, result.params, result.columns)
-    heads = [f"{portrait.noun} {k}" for k in range(shares.shape[1])]
+    names, words = result.workers()["worker"], result.model.words()
+    heads = words.heads(shares.shape[1])
     rows = [
         (name, *("" if np.isnan(v) else f"{v:.1%}" for v in own))
         for name, own in zip(names, shares.tolist(), strict=True)
@@ -441,8 +462,8 @@ def _shares(result: Result) -> list[Section]:
         panel = Panel(
             series, "% of the site's rows", "", log="", names=[names[i] for i in told], lowest=0.0
         )
-        figures = [Figure("The components of each site's rows.", [panel])]
-    section = Section(f"The {portrait.noun}s at each site", (), figures)
+        figures = [Figure(f"The {words.part}s of each site's rows.", [panel])]
+    section = Section(f"The {words.part}s at each site", (), figures)
     return [_folded(section, "Shares of a site's rows", ("site", *heads), rows)]
 
 
@@ -505,7 +526,7 @@ def _flat_line(values: FloatArray) -> bool:
 
 
 def _participation(result: Result) -> Section:
-    made = [record for record in result.records if record.round > 0]
+    made = [record for record in result.records if record.round > 0 and record.asked]
     heading = "Participation"
     if not made:
         return Section(heading, ["No round was made."])
@@ -534,15 +555,20 @@ def _selection(result: Result) -> list[Section]:
     tried = told.get("tried", []) if isinstance(told, dict) else []
     if not tried:
         return []
-    by = str(told["criterion"])
+    by, words = str(told["criterion"]), result.model.words()
+    many = f"{words.part}s"
     x, y = (np.array([float(row[name]) for row in tried]) for name in ("n_components", by))
     panel = Panel(
-        [Series(by.upper(), x, y, points=True)], "components", by.upper(), log="", ticks=x.tolist()
+        [Series(by.upper(), x, y, points=True)], many, by.upper(), log="", ticks=x.tolist()
     )
     shown = {name: heading for name, heading in TRIED.items() if name in tried[0]}
+    shown = {name: heading.replace("component", words.part) for name, heading in shown.items()}
+    shown = {
+        name: heading.replace("per row", f"per {words.row}") for name, heading in shown.items()
+    }
     rows = [tuple(_selection_cell(row.get(name)) for name in shown) for row in tried]
     text = (
-        "These numbers of components ran side by side in the same rounds, so |H|² and bytes are "
+        f"These numbers of {many} ran side by side in the same rounds, so |H|² and bytes are "
         f"those of all of them together. The model is the one with the smallest {by.upper()}."
     )
     if result.privacy is not None:
@@ -551,10 +577,10 @@ def _selection(result: Result) -> list[Section]:
             "each number than under one Gaussian. The model has the smallest number than which no "
             "other is better by BIC by more than the noise could make up."
         )
-    figure = Figure(f"{by.upper()} of each number of components: smaller is better.", [panel])
-    table = Table("Numbers of components that were tried", tuple(shown.values()), rows)
+    figure = Figure(f"{by.upper()} of each number of {many}: smaller is better.", [panel])
+    table = Table(f"Numbers of {many} that were tried", tuple(shown.values()), rows)
     figures = [figure] if len(tried) > 1 else []
-    return [Section("How many components", [text], figures, [table])]
+    return [Section(f"How many {many}", [text], figures, [table])]
 
 
 TRIED = {
@@ -578,26 +604,26 @@ def _selection_cell(value: Any) -> str:
     return "" if value is None else str(value)
 
 
-def _plane_figure(portrait: Portrait, names: list[str]) -> Figure | None:
+def _plane_figure(portrait: Portrait, names: list[str], words: ModelWords) -> Figure | None:
     """Ellipses in the first two principal axes; curves where there is one column."""
     if portrait.means is None or not 1 <= portrait.means.shape[1] <= WIDEST:
         return None
     if portrait.means.shape[1] == 1:
-        return _curves(portrait, names[0])
+        return _curves(portrait, names[0], words)
     axes, shares, centres, spreads = principal_plane(portrait)
     drawn = np.argsort(-portrait.weights, kind="stable")[:MOST_DRAWN]
-    series = []
+    heads, series = _shared(portrait, words), []
     for k in np.sort(drawn).tolist():
         outline = _ellipse(centres[k], spreads[k])
-        label = f"{portrait.noun} {k} ({portrait.weights[k]:.0%})"
-        series.append(Series(label, outline[:, 0], outline[:, 1]))
+        series.append(Series(heads[k], outline[:, 0], outline[:, 1]))
     series.append(Series("centres", centres[drawn, 0], centres[drawn, 1], points=True, line=False))
-    words = [_axis(axis, names) for axis in axes]
+    told = [_axis(axis, names) for axis in axes]
+    whose = f"The {words.part}s in the model's" if len(centres) > 1 else "The distribution in its"
     more = "" if len(drawn) == len(centres) else f" The {len(drawn)} largest are drawn."
     return Figure(
-        "Components in the first two principal axes of the fitted model, computed from its own "
+        f"{whose} first two principal axes, computed from its own "
         "means and covariances: no row was needed. Ellipses are one and two standard deviations; "
-        f"columns are standardised.{more} First axis: {words[0]}. Second axis: {words[1]}.",
+        f"columns are standardised.{more} First axis: {told[0]}. Second axis: {told[1]}.",
         [
             Panel(
                 series,
@@ -623,37 +649,65 @@ def _axis(axis: FloatArray, names: list[str]) -> str:
     return ", ".join(f"{axis[j]:+.2f} {names[j]}" for j in largest.tolist())
 
 
-def _curves(portrait: Portrait, name: str) -> Figure:
+def _shared(portrait: Portrait, words: ModelWords) -> list[str]:
+    """A label for each part of the model, with its share where there are several."""
+    shares = portrait.weights.tolist()
+    heads = words.heads(len(shares))
+    return [f"{h} ({w:.0%})" for h, w in zip(heads, shares, strict=True)] if heads[1:] else heads
+
+
+def _curves(portrait: Portrait, name: str, words: ModelWords) -> Figure:
     """Each component's share of the density, as a normal curve with its moments."""
     assert portrait.means is not None
     assert portrait.covariances is not None
     means = portrait.means[:, 0]
     sd = np.sqrt(portrait.covariances.reshape(len(means), -1)[:, 0])
     x = np.linspace((means - 3.5 * sd).min(), (means + 3.5 * sd).max(), 300)
-    series = []
+    heads, series = _shared(portrait, words), []
     for k, weight in enumerate(portrait.weights[:MOST_DRAWN].tolist()):
         y = weight * np.exp(-0.5 * ((x - means[k]) / sd[k]) ** 2) / (sd[k] * np.sqrt(2 * np.pi))
-        series.append(Series(f"{portrait.noun} {k} ({weight:.0%})", x, y))
+        series.append(Series(heads[k], x, y))
+    whose = f"The {words.part}s as normal curves, each" if heads[1:] else "A normal curve"
     panel = Panel(series, name, "density", log="")
-    return Figure("Components as normal curves with their own mean and variance.", [panel])
+    return Figure(f"{whose} with its own mean and variance.", [panel])
+
+
+def features(result: Result) -> tuple[list[str], list[list[str]], str]:
+    """Headings and rows of the table of a model's parts, and what its numbers are."""
+    portrait = portray(result.model, result.params, result.columns)
+    known = {} if result.facts is None else result.facts.settings.get("categories", {})
+    told = dict(zip(portrait.features, portrait.cells, strict=True))
+    told |= {f: _levels(portrait.levels[f], known[f]) for f in portrait.levels if f in known}
+    rows = [[feature, *cells] for feature, cells in told.items()]
+    shares = portrait.weights
+    if not np.isfinite(shares).all():  # parameters do not tell them: statistics may
+        shares = result.model.component_shares(result.statistics)
+    if len(shares) > 1:
+        rows.insert(0, ["share", *(f"{w:.1%}" for w in shares.tolist())])
+    return result.model.words().heads(len(portrait.weights)), rows, portrait.legend
+
+
+def _levels(shares: FloatArray, names: Sequence[str]) -> list[str]:
+    """The likeliest categories of each component, by the words that stood in the data."""
+    order = np.argsort(-shares, axis=1, kind="stable")[:, :MOST_LEVELS]
+    told = [
+        ", ".join(f"{names[j]} {own[j]:.1%}" for j in places)
+        for own, places in zip(shares, order.tolist(), strict=True)
+    ]
+    return [line + ", …" * (len(names) > MOST_LEVELS) for line in told]
 
 
 def _components(result: Result) -> list[Section]:
-    portrait = portray(result.model, result.params, result.columns)
-    noun = portrait.noun
+    portrait, words = portray(result.model, result.params, result.columns), result.model.words()
     every = result.columns or [f"column {j}" for j in range(width_of(result.model) or 0)]
     names = [every[j] for j in portrait.columns.tolist()]
-    figure = _plane_figure(portrait, names)
-    shares = [f"{w:.1%}" for w in portrait.weights.tolist()]
-    known = [("share", *shares)] if np.isfinite(portrait.weights).all() else []
-    rows = [
-        *known,
-        *((f, *c) for f, c in zip(portrait.features, portrait.cells, strict=True)),
-    ]
-    columns = ("feature", *(f"{noun} {k}" for k in range(len(shares))))
-    section = Section(f"The {noun}s", (), [] if figure is None else [figure])
-    text = f"Features of each {noun}, in the units of the data (mean ± standard deviation)"
-    return [_folded(section, text, columns, rows)]
+    figure = _plane_figure(portrait, names, words)
+    heads, rows, legend = features(result)
+    heading = f"The {words.part}s" if heads[1:] else "The estimates"
+    section = Section(heading, (), [] if figure is None else [figure])
+    whose = f"Features of each {words.part}" if heads[1:] else "Estimates"
+    told = f"{whose}, in the units of the data{f' ({legend})' if legend else ''}"
+    return [_folded(section, told, ("feature", *heads), rows)]
 
 
 def _settings(result: Result) -> Section:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from emfed.core.ledger import KINDS, Ledger
-from emfed.core.protocols import FloatArray, IntArray
+from emfed.core.protocols import FloatArray, IntArray, ModelWords
 from emfed.core.version import __version__
 from emfed.models.component_summaries import width_of
 from emfed.network.scoring import falls_short
@@ -112,7 +112,8 @@ class Facts:
 
 def make_card(result: Result) -> dict[str, Any]:
     """The card as plain JSON types; everything in it is an aggregate over workers or a setting."""
-    facts, columns = result.facts, result.columns
+    facts, columns, words = result.facts, result.columns, result.model.words()
+    value = None if facts is None else facts.log_likelihood
     made = [record for record in result.records if record.round > 0]
     width = width_of(result.model) or (columns and len(columns))
     data: dict[str, Any] = {"columns": width, "column_names": columns and list(columns)}
@@ -120,6 +121,7 @@ def make_card(result: Result) -> dict[str, Any]:
         data |= {
             "workers": len(facts.rows),
             "rows": int(facts.rows.sum()),
+            "raw_bytes": result.raw_bytes,
             "rows_of_a_worker": {
                 "least": int(facts.rows.min()),
                 "median": float(np.median(facts.rows)),
@@ -145,12 +147,12 @@ def make_card(result: Result) -> dict[str, Any]:
             "converged": result.converged,
             "squared_H": made[-1].squared_H if made else None,
             "guard_hits": result.guard_hits,
-            "log_likelihood": None if facts is None else facts.log_likelihood,
+            words.key: None if value is None else words.factor * value,
         },
     }
 
 
-def worker_table(ledger: Ledger, facts: Facts | None) -> dict[str, list[Any]]:
+def worker_table(ledger: Ledger, facts: Facts | None, words: ModelWords) -> dict[str, list[Any]]:
     """One row per worker: name, rows, messages and bytes each way, and fit where it is known."""
     n = ledger.counts.shape[-1]
     names = [str(i) for i in range(n)] if ledger.names is None else list(ledger.names)
@@ -164,7 +166,8 @@ def worker_table(ledger: Ledger, facts: Facts | None) -> dict[str, list[Any]]:
         table[f"bytes_{direction}"] = (payload[d] + envelope[d]).tolist()
         table[f"payload_{direction}"] = payload[d].tolist()
     if facts is not None and facts.scores is not None:
-        table["log_likelihood"] = [None if np.isnan(v) else v for v in facts.scores[:, 0].tolist()]
+        scores = words.factor * facts.scores[:, 0]
+        table[words.key] = [None if np.isnan(v) else v for v in scores.tolist()]
         if (expected := facts.expected) is not None:
             table["expected"] = [None if np.isnan(v) else v for v in expected[:, 0].tolist()]
             bad = set(facts.badly_served().tolist())
@@ -179,7 +182,8 @@ def card_markdown(card: Mapping[str, Any]) -> str:
     lines += [f"- {_words(name)}: {in_words(value)}" for name, value in plain.items()]
     for name, part in card.items():
         if isinstance(part, Mapping):
-            body = _traffic(part) if name == "bytes" else bullets(part)
+            raw = card.get("data", {}).get("raw_bytes")
+            body = _traffic(part, raw) if name == "bytes" else bullets(part)
             lines += ["", f"## {_words(name)}", "", *body]
     return "\n".join(lines) + "\n"
 
@@ -227,14 +231,17 @@ def _rows(rows: Sequence[Mapping[str, Any]], depth: int) -> list[str]:
     return lines
 
 
-def _traffic(part: Mapping[str, Any]) -> list[str]:
-    """The kinds of messages there were, as a table."""
+def _traffic(part: Mapping[str, Any], raw: int | None) -> list[str]:
+    """The kinds of messages there were, as a table, and the sum beside the size of the rows."""
     lines = ["| messages | direction | number | payload | envelope |", "|" + " --- |" * 5]
     for kind, ways in part.items():
         for way, counts in ways.items():
             if counts["messages"]:
                 lines.append(f"| {kind} | {way} | {' | '.join(str(n) for n in counts.values())} |")
-    return lines
+    counted = [c for kind, ways in part.items() if kind != "monitor" for c in ways.values()]
+    total = size(sum(c["payload"] + c["envelope"] for c in counted))
+    beside = "" if raw is None else f" (the rows themselves: {size(raw)})"
+    return [*lines, "", f"All but monitor: {total}{beside}."]
 
 
 def _words(name: str) -> str:

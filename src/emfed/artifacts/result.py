@@ -193,7 +193,7 @@ class Result:
         dict of lists
             The columns of the table by name.
         """
-        return worker_table(self.ledger, self.facts)
+        return worker_table(self.ledger, self.facts, self.model.words())
 
     @property
     def validation(self) -> Validation | None:

@@ -12,27 +12,28 @@ from emfed.artifacts.result import Result, load
 from emfed.cli.help import Options
 from emfed.cli.tables import PIPE, check_output, form_of, read_cells, write_table
 from emfed.core.errors import DataError, SettingsError
-from emfed.core.protocols import AssignsRows, FillsRows, FloatArray
+from emfed.core.protocols import AssignsRows, FillsRows, FloatArray, plural
 from emfed.data.files import FIRST_LINE, NotNumbers, numbers, text_of
 from emfed.fitting.driver import threads_of
 from emfed.models.markov import HiddenMarkov
 
 
 def run_predict(options: Options) -> None:
-    """Component, its probability and the log-likelihood of every row."""
+    """Component, its probability and the score of every row, called as the model calls them."""
     model, data, out = options.model, options.data, options.out
     _check_streams(out, options.json_output, [model, data])
     result = load(model)
+    words = result.model.words()
     if not isinstance(result.model, AssignsRows):
         raise SettingsError(f"{model} has no components to tell: {result.model.describe()}.")
     frame, rows = _read(result, options)
     with threads_of(options.threads):
-        shares, scores = result.predict_proba(rows), result.score_samples(rows)
+        shares, scores = result.predict_proba(rows), words.factor * result.score_samples(rows)
     best = np.argmax(shares, axis=1)
     told: dict[str, Any] = {
-        "component": best,
+        words.part: best,
         "probability": shares[np.arange(len(best)), best],
-        "log_likelihood": scores,
+        words.key: scores,
     }
     if options.proba:
         told |= {f"probability_{k}": shares[:, k] for k in range(shares.shape[1])}
@@ -42,13 +43,13 @@ def run_predict(options: Options) -> None:
             "model": model,
             "seed": result.seed,
             "rows": len(best),
-            "components": np.bincount(best, minlength=shares.shape[1]).tolist(),
-            "log_likelihood": float(scores.mean()),
+            f"{words.part}s": np.bincount(best, minlength=shares.shape[1]).tolist(),
+            words.key: float(scores.mean()),
             "out": out,
         }
         print(json.dumps(summary, allow_nan=False))  # noqa: T201
     elif not options.quiet and out != PIPE:
-        print(f"The components of {len(best)} rows are in {out}.")  # noqa: T201
+        print(f"The {words.part}s of {plural(len(best), 'row')} are in {out}.")  # noqa: T201
 
 
 def run_adapt(options: Options) -> None:
@@ -61,21 +62,23 @@ def run_adapt(options: Options) -> None:
     _, rows = _read(result, options)
     with threads_of(options.threads):
         adapted = result.adapt(rows, options.worth)
-        before, after = result.log_likelihood(rows), adapted.log_likelihood(rows)
+        words = result.model.words()
+        before, after = (words.factor * r.log_likelihood(rows) for r in (result, adapted))
     adapted.save(out)
     if options.json_output:
         summary = {
             "model": model,
             "rows": len(rows),
             "worth": options.worth,
-            "log_likelihood_before": before,
-            "log_likelihood": after,
+            f"{words.key}_before": before,
+            words.key: after,
             "out": out,
         }
         print(json.dumps(summary, allow_nan=False))  # noqa: T201
     elif not options.quiet:
         print(  # noqa: T201
-            f"log-likelihood of {len(rows)} rows: {before:.6g} before, {after:.6g} now, per row\n"
+            f"{words.score} of {plural(len(rows), 'row')}: {before:.6g} before, {after:.6g} now, "
+            "per row\n"
             f"The adapted model is {out}."
         )
 

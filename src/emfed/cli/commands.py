@@ -126,7 +126,8 @@ def fit(
     n_components: Annotated[
         str | None,
         option(
-            "A number, or a range like 2:8 to choose from by BIC; 2 if left out.",
+            "A number, or a range like 2:8 to choose from by BIC; 2 if left out, 1 for "
+            "factor-analysis and ppca.",
             MODEL,
             "K",
             names="--n-components -k",

@@ -21,6 +21,7 @@ from emfed.cli.intake import Intake, read_workers
 from emfed.cli.tables import PIPE, check_output
 from emfed.core.configuration import nearest
 from emfed.core.errors import SettingsError
+from emfed.core.protocols import ModelWords, plural
 from emfed.data.placing import check_precision, to_device
 from emfed.fitting.driver import Watch, threads_of
 from emfed.fitting.driver import run_fit as drive
@@ -40,7 +41,7 @@ def run_fit(options: Options) -> tuple[bool, bool]:
     _check(options)
     intake = read_workers(options, options.data, options.types)
     settings = make_settings(options, intake)
-    _check_holes(intake, settings)
+    _check_holes(intake, settings, options)
     path = None if options.checkpoint is None else Path(options.checkpoint)
     silent = options.quiet or options.json_output
     with (
@@ -66,7 +67,7 @@ def run_fit(options: Options) -> tuple[bool, bool]:
     if options.json_output:
         print(json.dumps(summary, allow_nan=False))  # noqa: T201
     elif not options.quiet:
-        _print(summary)
+        _print(summary, result.model.words())
         if result.validation is not None:
             print(f"\n{result.validation}")  # noqa: T201
     return result.stopped == "interrupted", bool(summary["converged"])
@@ -154,9 +155,9 @@ def _check_applies(options: Options) -> None:
                 )
 
 
-def _check_holes(intake: Intake, settings: FitSettings) -> None:
+def _check_holes(intake: Intake, settings: FitSettings, options: Options) -> None:
     """Missing values that no option speaks of, in the words of the command line."""
-    workers = intake.workers
+    workers, kind = intake.workers, kind_of(options)
     rows = getattr(workers, "rows", None)
     if settings.candidates()[0].allows_missing or not isinstance(rows, np.ndarray):
         return
@@ -170,9 +171,14 @@ def _check_holes(intake: Intake, settings: FitSettings) -> None:
             if len(places) == 1
             else f"{len(places)} cells are empty, one in"
         )
+        remedy = f"--model {kind} takes none. Fill them in first (emfed impute --model)"
+        if "missing" in words_of(kind):
+            shapes = options.covariance_type in (None, "full", "diag")
+            also = "" if shapes else ", with --covariance-type full or diag,"
+            remedy = f"say --missing{also} if they are missing at random"
         raise SettingsError(
-            f"{count} {line}, column {intake.columns[column]!r}: say --missing if they are missing "
-            "at random, or leave those columns or rows out."
+            f"{count} {line}, column {intake.columns[column]!r}: {remedy}, or leave those columns "
+            "or rows out."
         )
 
 
@@ -184,8 +190,11 @@ def make_settings(options: Options, intake: Intake) -> FitSettings:
     asked |= {"missing": options.missing or None, "families": intake.families or None}
     first = {"n_components": COMPONENTS, "n_factors": FACTORS, "families": "gaussian"}
     takes = words_of(kind)
-    words = {**{n: v for n, v in first.items() if n in takes}, **own}
+    bare = [name for name, word in takes.items() if word.default is word.empty]
+    words = {**{n: v for n, v in first.items() if n in bare}, **own}
     words |= {name: value for name, value in asked.items() if value is not None}
+    if lacking := [f"--set {name}=..." for name in bare if name not in words]:
+        raise SettingsError(f"--model {kind} needs {' and '.join(lacking)}.")
     return _settings(options, {"kind": kind, **words}, fit)
 
 
@@ -233,7 +242,7 @@ def summarise(
     assert facts is not None
     names, workers = result.workers()["worker"], len(facts.rows)
     bad = [names[i] for i in facts.badly_served().tolist()]
-    describe = result.model.describe()
+    describe, words, value = result.model.describe(), result.model.words(), facts.log_likelihood
     return {
         "model": options.out,
         "report": options.report,
@@ -246,7 +255,7 @@ def summarise(
         "rounds": result.rounds,
         "stopped": result.stopped,
         "converged": result.converged,
-        "log_likelihood": facts.log_likelihood,
+        words.key: None if value is None else words.factor * value,
         "privacy": None if result.privacy is None else dict(result.privacy),
         "bytes_up": result.bytes_up,
         "bytes_down": result.bytes_down,
@@ -274,16 +283,17 @@ def _beside_raw(summary: dict[str, Any]) -> str:
     return size(total) + ("" if raw is None else f" (the rows themselves: {size(raw)})")
 
 
-def _print(summary: dict[str, Any]) -> None:
+def _print(summary: dict[str, Any], words: ModelWords) -> None:
     from rich.console import Console
     from rich.table import Table
 
     console = Console(highlight=False)
-    table = Table(title=f"{summary['kind']} of {summary['rows']} rows", show_header=False)
-    fit_words, private = summary["log_likelihood"], summary["privacy"]
+    title = f"{words.title}: {plural(summary['rows'], words.row)}"
+    table = Table(title=title, show_header=False)
+    score, private = summary[words.key], summary["privacy"]
     ended: tuple[tuple[str, str], ...] = (
         ("converged", "yes" if summary["converged"] else "no"),
-        ("log-likelihood per row", "not known" if fit_words is None else f"{fit_words:.6g}"),
+        (f"{words.score} per {words.row}", "not known" if score is None else f"{score:.6g}"),
         ("sent by a worker", size(summary["bytes_up_per_worker"])),
         ("sent to a worker", size(summary["bytes_down_per_worker"])),
         ("sent in all", _beside_raw(summary)),
@@ -293,8 +303,9 @@ def _print(summary: dict[str, Any]) -> None:
     if private:  # nothing was asked that the budget does not hold, convergence neither
         ended = (("epsilon, delta", f"{private['epsilon']:.4g}, {private['delta']:g}"),)
     for name, value in (
-        ("workers, columns", f"{summary['workers']}, {summary['columns']}"),
-        ("components", str(summary["components"])),
+        ("workers", f"{summary['workers']}"),
+        *([("columns", f"{columns}")] if (columns := summary["columns"]) else []),
+        *([(f"{words.part}s", f"{parts}")] if (parts := summary["components"] or 1) > 1 else []),
         ("rounds", f"{summary['rounds']} ({ending(summary['stopped'])})"),
         *ended,
         ("seed", str(summary["seed"])),
@@ -304,9 +315,9 @@ def _print(summary: dict[str, Any]) -> None:
     if private:
         console.print(f"{private['words']}.", markup=False)
     for row in summary["tried"]:
-        many = "s" if row["n_components"] > 1 else ""
         fallen = " (one has collapsed)" if row.get("collapsed") else ""
-        console.print(f"  {row['n_components']} component{many}: BIC {row['bic']:,.1f}{fallen}")
+        parts = plural(row["n_components"], words.part)
+        console.print(f"  {parts}: BIC {row['bic']:,.1f}{fallen}")
     if summary["served"]:
         some = len(summary["badly_served"]) < summary["workers"]
         console.print(f"note: {summary['served']}{' See emfed adapt.' * some}", markup=False)

@@ -79,6 +79,8 @@ SAME = (
 OPTIONS = {name: name.replace("_", "-") for name in SAME} | {
     "n_factors": "factors",
     "families": "types",
+    "noise_floor": "set noise_floor",
+    "floor": "set floor",
 }
 """Arguments of `emfed.fit` and of models that messages speak of, and the options they are here."""
 ELSEWHERE = {
@@ -89,6 +91,7 @@ ELSEWHERE = {
     "bad_rows='skip'": "--skip-bad",
     "duplicates='keep'": "--keep-duplicates",
     "with species=": "with --species",
+    "Categorical(n)": "categorical",
     "import the module that calls emfed.models.register_model on it, then load again": (
         "name the module that registers it, as in emfed --import MODULE"
     ),
@@ -98,16 +101,20 @@ ELSEWHERE = {
 
 def spoken(message: str) -> str:
     """A message of the library in the words of the command line: ``resume=True`` is --resume."""
-    from emfed.core.configuration import reworded
+    from emfed.core.configuration import reworded, with_family
 
     for words, here in ELSEWHERE.items():
         message = message.replace(words, here)
 
     def typed(name: str, value: str | None) -> str:
         flag = value is None or value == "True"
-        return f"--{name}" if flag else f"--{name} {value}".replace("'", "")
+        joint = "=" if name.startswith("set ") else " "
+        return f"--{name}" if flag else f"--{name}{joint}{value}".replace("'", "")
 
-    return reworded(message, OPTIONS, typed)
+    def column(name: str, family: str) -> str:
+        return f"--types {name}={family}".replace("'", "")
+
+    return reworded(with_family(message, column), OPTIONS, typed)
 
 
 def exit_codes() -> str:

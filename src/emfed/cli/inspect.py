@@ -7,14 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from emfed.artifacts.fits import features
 from emfed.artifacts.model_card import bullets, card_markdown
 from emfed.artifacts.result import Result, load
 from emfed.cli.tables import check_output, safe, write_table
 from emfed.core.errors import CheckpointError, ModelFileError
 from emfed.core.storage import load_checkpoint
-from emfed.models.component_summaries import portray
 
 DIGESTS = ("weights", "data", "workers", "start")
 """What a checkpoint recognises without holding it."""
@@ -61,12 +59,8 @@ def _params_json(result: Result) -> str:
 
 def _params_text(result: Result) -> str:
     """One row a feature, one column a component, as the report has them."""
-    portrait = portray(result.model, result.params, result.columns)
-    heads = [f"{portrait.noun} {k}" for k in range(len(portrait.weights))]
-    rows = [[f, *cells] for f, cells in zip(portrait.features, portrait.cells, strict=True)]
-    if np.isfinite(portrait.weights).all():
-        rows.insert(0, ["share", *(f"{w:.1%}" for w in portrait.weights.tolist())])
-    return "\n".join(_markdown_rows(["", *heads], rows))
+    heads, rows, legend = features(result)
+    return "\n".join(_markdown_rows([legend, *heads], rows))
 
 
 def run_report(model: str, out: str, as_json: bool, title: str | None = None) -> None:

@@ -76,6 +76,12 @@ def reworded(
     return re.sub(rf"(?<![\w.'\"-])({'|'.join(names)})\b(?:{value})?", said, message)
 
 
+def with_family(message: str, write: Callable[[str, str], str]) -> str:
+    """A message in which ``write`` puts the advice to give a column another family."""
+    asked = r"mixed_mixture\(families=\{([^:{}]+): ([^{}]+)\}\)"
+    return re.sub(asked, lambda found: write(found[1], found[2]), message)
+
+
 def as_toml(name: str, value: str | None) -> str:
     """``missing = true``: a setting as a TOML file writes it."""
     if value is None:

@@ -10,6 +10,7 @@ a thousand run the same code.
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -97,7 +98,9 @@ __all__ = [
     "Task",
     "View",
     "WHOLE",
+    "ModelWords",
     "at_origin",
+    "plural",
     "free_parameters",
 ]
 
@@ -141,6 +144,72 @@ class IdentityMetric(Metric):
     def in_nats(self) -> bool:
         """Lengths have the unit of the statistics."""
         return False
+
+
+@dataclass(frozen=True)
+class ModelWords:
+    """What reports, summaries and model cards call a model, its parts, its rows and its score.
+
+    Parameters
+    ----------
+    name : str
+        The model, without an article: "Gaussian mixture with 3 components".
+    part : str
+        One of the groups of rows that the model consists of, if there are several.
+    row : str
+        What `Model.log_likelihood` is a mean over.
+    score : str
+        What that mean is.
+    unit : str
+        Its unit; empty: it has none.
+    meaning : str
+        What it says, and whether more of it is better.
+    factor : float
+        What makes the score of `Model.log_likelihood`, which must rise and may have other units.
+
+    Examples
+    --------
+    >>> import emfed
+    >>> emfed.k_means(3).words().name
+    'k-means clustering with 3 clusters'
+    """
+
+    name: str
+    part: str = "component"
+    row: str = "row"
+    score: str = "log-likelihood"
+    unit: str = "nats"
+    meaning: str = "how probable the rows are under the model; higher is better"
+    factor: float = 1.0
+
+    @property
+    def title(self) -> str:
+        """The name as it begins a sentence."""
+        return f"{self.name[:1].upper()}{self.name[1:]}"
+
+    @property
+    def key(self) -> str:
+        """The score's name in tables and JSON."""
+        return re.sub(r"\W", "_", self.score)
+
+    @property
+    def likelihood(self) -> bool:
+        """Whether the score is a log-likelihood, which criteria and standard errors need."""
+        return self.unit == "nats"
+
+    @property
+    def per_row(self) -> str:
+        """The score's unit with what it is of: "nats per row"."""
+        return f"{self.unit} per {self.row}".strip()
+
+    def heads(self, parts: int) -> list[str]:
+        """A heading for each part: its number, or where there is one, that it is an estimate."""
+        return [f"{self.part} {k}" for k in range(parts)] if parts > 1 else ["estimate"]
+
+
+def plural(count: int, what: str) -> str:
+    """A number of things, in words."""
+    return f"{count:,} {what}{'s' if count != 1 else ''}"
 
 
 class Model(ABC):
@@ -305,6 +374,14 @@ class Model(ABC):
     @abstractmethod
     def describe(self) -> dict[str, Any]:
         """What was chosen, as plain JSON types; equal descriptions mean equal models."""
+
+    def words(self) -> ModelWords:
+        """What reports and summaries call the model: unless it says so itself, as it is known."""
+        told = self.describe()
+        parts = told.get("n_components", 1)
+        many = f" with {plural(parts, 'component')}" if parts > 1 else ""
+        name = str(told.get("model", type(self).__name__)).replace("-", " ")
+        return ModelWords(name.replace("gaussian", "Gaussian") + many)
 
 
 @runtime_checkable
@@ -497,7 +574,7 @@ def free_parameters(model: Any) -> int:
         return model.free_parameters()
     raise SettingsError(
         f"no AIC, BIC or ICL: {type(model).__name__} has no free_parameters(). Compare the "
-        "log_likelihood of rows that were left out of the fit."
+        f"{model.words().score} of rows that were left out of the fit, by log_likelihood()."
     )
 
 

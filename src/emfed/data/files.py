@@ -224,8 +224,15 @@ def _decoded(content: bytes, form: TextForm, where: str) -> str:
         raise DataError(f"{where} is UTF-16: save it as UTF-8, or say --encoding utf-16.")
     if "\0" in text:
         raise DataError(f"{where} is not a text file: it holds zero bytes.")
-    text = text.removeprefix("\ufeff").rstrip("\r\n")  # blank lines at the end are no rows
+    text = _without_blank_end(text.removeprefix("\ufeff"))
     return text if "\n" in text else text.replace("\r", "\n")  # lines as old Macs end them
+
+
+def _without_blank_end(text: str) -> str:
+    """The text without lines at its end that hold nothing, or spaces: they are no rows."""
+    end = len(text.rstrip(" \r\n"))
+    lines = text[end:].splitlines()
+    return text[:end] + (lines[0] if lines else "")  # spaces of the last row stay
 
 
 def _read_text(content: bytes, separator: str, where: str, form: TextForm) -> Any:
@@ -363,6 +370,13 @@ def _marked(name: str, cell: str, place: str, where: str, form: TextForm) -> Dat
     1,001 is a thousand and one to some and one and a thousandth to others: nobody guesses.
     """
     mark, word = (",", "comma") if form.decimal == "." else (".", "point")
+    if found := re.fullmatch(rf"([+-]?\d{{1,3}}([{mark} '\u00a0\u2019\u202f])\d{{3}}.*)", cell):
+        plain = cell.replace(found[2], "")
+        if re.fullmatch(rf"[+-]?\d+[{form.decimal}]?\d*", plain) and (
+            found[2] != mark or form.decimal in plain
+        ):
+            told = f"write {cell!r} as {plain}, without marks between thousands"
+            return DataError(f"{where}, {place}, column {name!r}: {told}.")
     whole, *groups = cell.lstrip("+-").split(mark)
     if not (groups and whole.isdigit() and all(part.isdigit() for part in groups)):
         return None

@@ -112,7 +112,9 @@ def column_values(series: Any, where: str, advice: str = "") -> Any:
     values = np.empty(0, dtype=object) if named else series.to_numpy()
     if not named and values.dtype.kind == "O":
         values = _numbers(values)
-    if named or values.dtype.kind not in "biuf":
+    if named or values.dtype.kind not in "biuf" or values.ndim > 1:
+        if kind == "object":  # of Python: what they are says more
+            kind = next((type(v).__name__ for v in values if type(v).__name__ not in MISSING), kind)
         if kind.lower().startswith(("date", "time", "duration", "period")):
             what = "turn it into a number, such as days since a date, or drop it"
         else:

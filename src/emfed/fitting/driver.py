@@ -1235,9 +1235,15 @@ def shortfall(run: Run, stopped: str, stop: Stop, tolerance: float) -> str:
         )
     if not tolerance:
         return ""
-    left = remaining(run.records)
-    about = f"about {left:.1g} nats a row may be left" if left < inf else "much may be left"
+    model = run.model.models[-1] if isinstance(run.model, SideBySide) else run.model
+    left, words = remaining(run.records), model.words()
+    goal = about = ""
+    if words.likelihood:
+        goal = f" to {tolerance:g} nats a {words.row}"
+        some = f"about {left:.1g} nats a {words.row} may be left"
+        about = f" ({some if left < inf else 'much may be left'})"
+    fewer = f"fewer {words.part}s, " if model.describe().get("n_components", 1) > 1 else ""
     return (
-        f"the run met its limit on {stopped} before it converged to {tolerance:g} nats a row "
-        f"({about}): allow more {stopped}, fewer components, or a larger tol."
+        f"the run met its limit on {stopped} before it converged{goal}{about}: allow more "
+        f"{stopped}, {fewer}or a larger tol."
     )

@@ -20,6 +20,8 @@ each column: so many do not agree by chance or by rounding. (Of iris, 19% have t
 a component on them is chosen at a share of 0.05, and by nobody else.) Fewer are a collapse."""
 NAMED = 3
 """Columns that a remark names."""
+HIGHEST_FLOOR = 0.1
+"""The highest floor that every model takes."""
 FLOORS = ("covariance_floor", "noise_floor", "floor")
 """What models call the least spread of a component."""
 
@@ -60,8 +62,9 @@ class Selection:
 
     def __repr__(self) -> str:
         tried = ", ".join(str(k) for k in self.results)
-        told = f"<Selection of {self.n_components} components by {self.criterion} among {tried}>"
-        return "\n".join([told, *(f"  {line}" for line in self._lines())])
+        told = f"<Selection of {self.n_components} components by {self.criterion} among {tried}"
+        head = f"{told}: {self.best.outcome}>"
+        return "\n".join([head, *(f"  {line}" for line in self._lines())])
 
     def _lines(self) -> list[str]:
         """The table as text, the number that was chosen marked."""
@@ -220,30 +223,55 @@ def floor_remarks(result: Result) -> list[str]:
     many = [h for h in held if h not in few]
     lines = [h for h in many if h.on_a_line]
     values = [h for h in many if not h.on_a_line]
-    floor = next((name for name in FLOORS if name in model.describe()), "floor")
-    holder = floor if "_" in floor else f"the {floor}"  # an English word
-    out = []
+    higher, out = _higher_floor(model), []
     if few:
         out.append(
             "a component has collapsed onto few rows; the floor holds up its spread: "
-            f"{_places(few, result)}. Fewer components, another start or a higher {floor} may "
-            "help; outliers and sentinel values are best treated first."
+            f"{_places(few, result)}. Fewer components, another start or {higher} may help; "
+            "outliers and sentinel values are best treated first."
         )
     if values:
         out.append(
             "many rows have one value, or seem to beside the spread of the whole column, where "
-            f"{holder} holds up the spread: {_places(values, result)}. Treat outliers or sentinel "
+            f"the floor holds up the spread: {_places(values, result)}. Treat outliers or sentinel "
             "values first, which widen a column. Without them the fit is sound, but log-likelihood "
-            "and BIC depend on the floor there. Adding noise of the size of the rounding (jitter), "
-            f"a family for counts or codes (poisson, categorical) or a higher {floor} avoids it."
+            "and BIC depend on the floor there. Adding noise of the size of the rounding (jitter) "
+            f"{_other_family(values, result)}avoids it; with {higher} it weighs less."
         )
     if lines:
         out.append(
-            f"many rows lie on a line, where {holder} holds up the noise: "
+            "many rows lie on a line, where the floor holds up the noise: "
             f"{_places(lines, result)}. Their target is a combination of the other columns: leave "
             "out the column that it was computed from, or those rows."
         )
     return out
+
+
+def _higher_floor(model: Any) -> str:
+    """Advice with the setting's own name and a value, which each face writes as it is set there."""
+    told = model.describe()
+    name = next((name for name in FLOORS if name in told), "floor")
+    now = told.get(name, 0.0)
+    higher = min(max(100 * now, 1e-4), HIGHEST_FLOOR)
+    return f"a higher floor (say {name}={higher:g})" if higher > now else "a higher floor"
+
+
+def _other_family(held: Sequence[HeldUp], result: Result) -> str:
+    """Families that can take a column's values, as far as its one value tells; empty: none can."""
+    told = result.model.describe()
+    most = max(held, key=lambda h: h.share)
+    if len(most.columns) > 1 or not ("covariance_type" in told or "families" in told):
+        return ""
+    place = most.columns[0]
+    column = place if result.columns is None else result.columns[place]
+    value = 0.0 if most.value is None else most.value
+    near = round(value)  # means of rows at one value are rounded
+    counts = near >= 0 and abs(value - near) < 1e-3 * max(1.0, abs(value))
+    family = "'poisson'" if counts else "Categorical(n)"
+    asked = f"mixed_mixture(families={{{column!r}: {family}}})"
+    if counts:
+        return f"or another family (for counts {asked}, for codes Categorical(n) in its place) "
+    return f"or another family (for codes {asked}) "
 
 
 def _places(held: Sequence[HeldUp], result: Result) -> str:

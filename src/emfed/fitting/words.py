@@ -10,9 +10,10 @@ from typing import Any
 
 from emfed.algorithms import ALGORITHMS, Decreasing
 from emfed.compressors.words import parse_compressor
-from emfed.core.configuration import as_toml, check_keys, nearest, reworded
+from emfed.core.configuration import as_toml, check_keys, nearest, reworded, with_family
 from emfed.core.errors import EmfedError, SettingsError
 from emfed.core.protocols import Algorithm, Model
+from emfed.fitting.selection import FLOORS
 from emfed.fitting.settings import FitSettings, read_range
 from emfed.models import MODELS, make_model
 
@@ -45,7 +46,15 @@ def read_words(
 
 def in_toml(message: str) -> str:
     """A message that speaks of settings as ``run.toml`` writes them."""
-    return reworded(message, {name: name for name in (*WORDS, "missing", "n_components")}, as_toml)
+    names = (*WORDS, "missing", "n_components", *FLOORS)
+
+    def column(name: str, family: str) -> str:
+        many = 'family = "categorical", categories = n'
+        family = f"{{{many}}}" if "(" in family else family.replace("'", '"')
+        return f'kind = "mixed-mixture" and families = {{{name.strip(chr(39))} = {family}}}'
+
+    message = with_family(message, column).replace("Categorical(n)", "categorical")
+    return reworded(message, {name: name for name in names}, as_toml)
 
 
 def _at(where: str, table: str) -> str:

@@ -27,9 +27,11 @@ from emfed.core.protocols import (
     Layout,
     Metric,
     Model,
+    ModelWords,
     Names,
     Parameters,
     Summaries,
+    plural,
 )
 from emfed.core.registry import register_model, stored
 from emfed.core.streams import Purpose, normals, uniforms
@@ -439,11 +441,23 @@ class Clusters(Model):
             )
         return Centres((params.centres - self._frame.origin) / self._frame.scale)
 
-    def free_parameters(self) -> int:
-        return self.n_components * self.n_features
-
     def portrait(self, params: Centres, names: Sequence[str]) -> Portrait:
         return centre_portrait(params.centres, names)
+
+    def words(self) -> ModelWords:
+        units, scale = "units of the data", 1.0
+        if self.standardised:
+            units = "standard deviations of the columns"
+        elif self.frame is not None:
+            scale = float(self.frame.scale[0])  # one for all columns
+        return ModelWords(
+            f"k-means clustering with {plural(self.n_components, 'cluster')}",
+            part="cluster",
+            score="squared distance",
+            unit="",
+            meaning=f"that from a row to the nearest centre, in {units}; lower is better",
+            factor=-(scale**2),
+        )
 
     def describe(self) -> dict[str, Any]:
         return {

@@ -175,6 +175,13 @@ class Columns:
             return [list(pair) for pair in zip(self.names, plain, strict=True)]
         return plain[0] if self.every else plain
 
+    def family_words(self) -> list[str]:
+        """The families that there are, each once, as people write them."""
+        named = [str(getattr(family, "name", "")) for family in self.families]
+        told = [name for name in dict.fromkeys(named) if name]
+        people = ("gaussian", "poisson", "bernoulli")
+        return [name.capitalize() if name in people else name for name in told]
+
     @property
     def key(self) -> tuple[str, bytes]:
         """What tells these features from those of other families, or of another frame."""

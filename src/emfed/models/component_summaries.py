@@ -5,8 +5,8 @@ Everything here follows from parameters alone; no row is needed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -14,6 +14,7 @@ import numpy as np
 from emfed.core.protocols import FloatArray, HasColumns, IntArray, Parameters
 from emfed.models.columns import Columns
 from emfed.models.emissions import by_column
+from emfed.models.loadings import FactorParameters
 
 VARIANCES: dict[str, Callable[[FloatArray], FloatArray]] = {
     "gaussian": lambda t: t[..., 1],
@@ -25,6 +26,10 @@ VARIANCES: dict[str, Callable[[FloatArray], FloatArray]] = {
 """The variance of one value, per unit of exposure; categories have none."""
 
 
+MOST_NUMBERS = 12
+"""Numbers of a column's parameters that a cell of a table holds."""
+NEGLIGIBLE = 0.01
+"""A spread below this share of the largest one does not set the decimals of a feature."""
 _NO_COLUMNS: IntArray = np.empty(0, dtype=np.int64)
 
 
@@ -32,10 +37,8 @@ _NO_COLUMNS: IntArray = np.empty(0, dtype=np.int64)
 class Portrait:
     """Components of a fitted model, in the user's units."""
 
-    noun: str
-    """What the parts are called: component or state."""
     weights: FloatArray
-    """The share of each, ``(K,)``."""
+    """The share of each, ``(K,)``; NaN where parameters do not tell it."""
     features: Sequence[str]
     cells: Sequence[Sequence[str]]
     """For each feature, a short text for each component."""
@@ -44,6 +47,10 @@ class Portrait:
     means: FloatArray | None = None
     covariances: FloatArray | None = None
     """``(K, c)`` and ``(K, c, c)``, or variances ``(K, c)``; None where rows have none."""
+    levels: Mapping[str, FloatArray] = field(default_factory=dict)
+    """Of features that are categories, the probability of each, ``(K, categories)``."""
+    legend: str = ""
+    """What the numbers of a cell are, where the cell does not say it."""
 
 
 @runtime_checkable
@@ -64,8 +71,8 @@ def portray(model: Any, params: Any, names: Sequence[str] | None = None) -> Port
     if isinstance(model, HasPortrait):
         return model.portrait(params, names or [f"column {j}" for j in range(width_of(model) or 0)])
     arrays = params.arrays() if isinstance(params, Parameters) else {}
-    cells = [[_numbers(np.ravel(value))] for value in arrays.values()]
-    return Portrait("estimate", np.full(1, np.nan), list(arrays), cells, _NO_COLUMNS)
+    cells = [_numbers(np.reshape(value, (1, -1))) for value in arrays.values()]
+    return Portrait(np.full(1, np.nan), list(arrays), cells, _NO_COLUMNS)
 
 
 def normal_portrait(
@@ -78,35 +85,64 @@ def normal_portrait(
     for j in range(means.shape[1]):
         d = digits(sd[:, j])
         told = zip(means[:, j].tolist(), sd[:, j].tolist(), strict=True)
-        cells.append([f"{m:,.{d}f} ± {s:,.{d}f}" for m, s in told])
+        cells.append([f"{fixed(m, d)} ± {fixed(s, d)}" for m, s in told])
     every = np.arange(means.shape[1], dtype=np.int64)
-    return Portrait("component", weights, names, cells, every, means, spread)
+    legend = "mean ± standard deviation"
+    return Portrait(weights, names, cells, every, means, spread, legend=legend)
+
+
+def factor_portrait(params: FactorParameters, names: Sequence[str]) -> Portrait:
+    """Means and standard deviations, and below them what each column has of each factor."""
+    own = normal_portrait(params.weights, params.means, params.covariances(), names)
+    features = [*own.features, *(f"{name}, loadings" for name in names)]
+    cells = [*own.cells, *(_numbers(params.loadings[:, j]) for j in range(len(names)))]
+    return replace(own, features=features, cells=cells)
+
+
+def alike(values: FloatArray) -> list[str]:
+    """Numbers with the same decimals, which show the largest of them in four figures."""
+    most = np.abs(values[np.isfinite(values)]).max(initial=0.0)
+    if not 1e-3 <= most < 1e6:
+        return [f"{v:.3g}" for v in values.tolist()]
+    decimals = int(np.clip(3 - np.floor(np.log10(most)), 0, 6))
+    return [fixed(v, decimals) for v in values.tolist()]
 
 
 def digits(values: FloatArray) -> int:
-    """Decimals that show the smallest of these in two figures, for all of them alike."""
+    """Decimals that show the smallest of these in two figures, for all of them alike.
+
+    One far below the largest, as where a floor holds it up, does not lengthen all the others.
+    """
     some = np.abs(values[np.isfinite(values) & (values != 0)])
-    return int(np.clip(1 - np.floor(np.log10(some.min())), 0, 8)) if len(some) else 2
+    if not len(some):
+        return 2
+    least = max(some.min(), NEGLIGIBLE * some.max())
+    return int(np.clip(1 - np.floor(np.log10(least)), 0, 8))
+
+
+def fixed(value: float, decimals: int) -> str:
+    """A number with so many decimals; zero has no sign."""
+    return f"{round(value, decimals) + 0.0:,.{decimals}f}"
 
 
 def centre_portrait(centres: FloatArray, names: Sequence[str]) -> Portrait:
     """k-means has centres and nothing else: shares are in the statistics."""
     spread = np.maximum(np.ptp(centres, axis=0), 1e-12 * np.abs(centres).max(axis=0))
     cells = [
-        [f"{v:,.{digits(s[None] / 10)}f}" for v in column.tolist()]
+        [fixed(v, digits(s[None] / 10)) for v in column.tolist()]
         for column, s in zip(centres.T, spread, strict=True)
     ]
     shares = np.full(len(centres), np.nan)
-    return Portrait("cluster", shares, names, cells, _NO_COLUMNS)
+    return Portrait(shares, names, cells, _NO_COLUMNS, legend="centres")
 
 
 def column_portrait(
-    noun: str, weights: FloatArray, columns: Columns, params: Any, names: Sequence[str]
+    weights: FloatArray, columns: Columns, params: Any, names: Sequence[str]
 ) -> Portrait:
     """The parameters of columns of any family."""
     found = by_column(columns, params)
     keys = list(found)
-    cells = [[_words(found[key], k) for k in range(len(weights))] for key in keys]
+    cells = [_words(found[key]) for key in keys]
     order = [int(c) for group in columns.groups for c in group.columns]
     labels = [names[c] for c in sorted(order)]
     which, means, variances = [], [], []
@@ -116,30 +152,34 @@ def column_portrait(
             which += group.columns.tolist()
             means.append(group.family.mean(theta, np.ones(1)))
             variances.append(VARIANCES[group.array](theta))
+    own = zip(labels, keys, strict=True)
+    levels = {n: found[k]["probabilities"] for n, k in own if "probabilities" in found[k]}
     if not which:
-        return Portrait(noun, weights, labels, cells, _NO_COLUMNS)
+        return Portrait(weights, labels, cells, _NO_COLUMNS, levels=levels)
     picked = np.argsort(which)
     return Portrait(
-        noun,
         weights,
         labels,
         cells,
         np.array(which, dtype=np.int64)[picked],
         np.concatenate(means, axis=-1)[:, picked],
         np.concatenate(variances, axis=-1)[:, picked],
+        levels,
     )
 
 
-def _words(arrays: Any, k: int) -> str:
-    """One column's parameters in one component, few words."""
-    parts = []
-    for name, value in arrays.items():
-        parts.append(f"{name} {_numbers(np.atleast_1d(np.asarray(value)[k]))}")
-    return ", ".join(parts)
+def _words(arrays: Mapping[str, FloatArray]) -> list[str]:
+    """One column's parameters in each component, few words; the same decimals in all."""
+    told = [[f"{name} {text}" for text in _numbers(values)] for name, values in arrays.items()]
+    return [", ".join(parts) for parts in zip(*told, strict=True)]
 
 
-def _numbers(values: FloatArray) -> str:
-    return " ".join(f"{v:.3g}" for v in values[:12]) + (" …" if len(values) > 12 else "")
+def _numbers(values: FloatArray) -> list[str]:
+    """The first numbers of each component, ``(K,)`` or ``(K, n)``."""
+    values = np.asarray(values).reshape(len(values), -1)
+    more = " …" if values.shape[1] > MOST_NUMBERS else ""
+    told = np.reshape(alike(values[:, :MOST_NUMBERS].ravel()), (len(values), -1))
+    return [" ".join(row) + more for row in told.tolist()]
 
 
 def principal_plane(portrait: Portrait) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:

@@ -31,12 +31,14 @@ from emfed.core.protocols import (
     IntArray,
     Layout,
     Model,
+    ModelWords,
     Names,
     Summaries,
+    plural,
 )
 from emfed.core.registry import register_model, stored
 from emfed.core.streams import Purpose, normals
-from emfed.models.component_summaries import Portrait, normal_portrait
+from emfed.models.component_summaries import Portrait, factor_portrait
 from emfed.models.components import (
     NEAR_FLOOR,
     SMALLEST_MASS,
@@ -574,7 +576,15 @@ class FactorMixture(Model):
         return statistics, likelihood, entropy(self.responsibilities(data, params), weights)
 
     def portrait(self, params: FactorParameters, names: Sequence[str]) -> Portrait:
-        return normal_portrait(params.weights, params.means, params.covariances(), names)
+        return factor_portrait(params, names)
+
+    def words(self) -> ModelWords:
+        factors, parts = plural(self.n_factors, "factor"), self.n_components
+        if parts == 1:
+            one = "probabilistic PCA" if self.isotropic else "factor analysis"
+            return ModelWords(f"{one} with {factors}")
+        several = "probabilistic PCA" if self.isotropic else "factor analyser"
+        return ModelWords(f"mixture of {plural(parts, several)} with {factors} each")
 
     def describe(self) -> dict[str, Any]:
         prior = self.noise_prior

@@ -20,7 +20,17 @@ import numpy as np
 from array_api_compat import device
 
 from emfed.core.errors import SettingsError, check_count, check_range, check_type, known
-from emfed.core.protocols import BoolArray, FloatArray, HeldUp, IntArray, Layout, Names, Summaries
+from emfed.core.protocols import (
+    BoolArray,
+    FloatArray,
+    HeldUp,
+    IntArray,
+    Layout,
+    ModelWords,
+    Names,
+    Summaries,
+    plural,
+)
 from emfed.core.registry import stored
 from emfed.core.streams import Purpose, normals
 from emfed.models.clusters import Clusters
@@ -534,6 +544,11 @@ class GaussianMixture(MixtureModel):
 
     def portrait(self, params: GaussianParameters, names: Sequence[str]) -> Portrait:
         return normal_portrait(params.weights, params.means, self.by_component(params), names)
+
+    def words(self) -> ModelWords:
+        if self.n_components == 1:
+            return ModelWords("Gaussian distribution")
+        return ModelWords(f"Gaussian mixture with {plural(self.n_components, 'component')}")
 
     def describe(self) -> dict[str, Any]:
         """The settings; the data's constants are told apart by the run's fingerprint."""

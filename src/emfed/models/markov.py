@@ -21,7 +21,17 @@ from typing import Any, Self, final
 import numpy as np
 
 from emfed.core.errors import DataError, SettingsError, check_count, check_range, check_type, known
-from emfed.core.protocols import FloatArray, HeldUp, IntArray, Layout, Model, Names, Summaries
+from emfed.core.protocols import (
+    FloatArray,
+    HeldUp,
+    IntArray,
+    Layout,
+    Model,
+    ModelWords,
+    Names,
+    Summaries,
+    plural,
+)
 from emfed.core.registry import register_model, stored
 from emfed.core.streams import Purpose, normals
 from emfed.models import emissions
@@ -448,7 +458,20 @@ class HiddenMarkov(Model):
     def portrait(self, params: MarkovParameters, names: Sequence[str]) -> Portrait:
         """The parameters of each column, and the long-run share of each state."""
         weights = _stationary(params.transitions)
-        return column_portrait("state", weights, self.columns, params, names)
+        own = column_portrait(weights, self.columns, params, names)
+        ways = {"first": params.initial}
+        if len(weights) > 1:
+            ways |= {f"then state {j}": to for j, to in enumerate(params.transitions.T)}
+        cells = [[f"{v:.3f}" for v in to.tolist()] for to in ways.values()]
+        return dataclasses.replace(own, features=[*own.features, *ways], cells=[*own.cells, *cells])
+
+    def words(self) -> ModelWords:
+        return ModelWords(
+            f"hidden Markov model with {plural(self.n_components, 'state')}",
+            part="state",
+            row="sequence",
+            meaning="how probable the sequences are under the model; higher is better",
+        )
 
     def describe(self) -> dict[str, Any]:
         return {

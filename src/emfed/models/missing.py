@@ -31,6 +31,7 @@ from emfed.core.protocols import (
     Layout,
     Metric,
     Model,
+    ModelWords,
     Names,
     Summaries,
 )
@@ -307,6 +308,9 @@ class MissingGaussianMixture(Model):
 
     def portrait(self, params: GaussianParameters, names: Sequence[str]) -> Portrait:
         return self.inner.portrait(params, names)
+
+    def words(self) -> ModelWords:
+        return self.inner.words()
 
     def describe(self) -> dict[str, Any]:
         """The plain mixture's, and that values may be missing."""

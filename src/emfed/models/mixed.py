@@ -18,7 +18,17 @@ import numpy as np
 from array_api_compat import array_namespace, device
 
 from emfed.core.errors import SettingsError, check_count, check_range, check_type, known
-from emfed.core.protocols import BoolArray, FloatArray, HeldUp, IntArray, Layout, Names, Summaries
+from emfed.core.protocols import (
+    BoolArray,
+    FloatArray,
+    HeldUp,
+    IntArray,
+    Layout,
+    ModelWords,
+    Names,
+    Summaries,
+    plural,
+)
 from emfed.core.registry import register_model, stored
 from emfed.core.streams import Purpose, normals
 from emfed.models import emissions
@@ -371,7 +381,18 @@ class MixedMixture(MixtureModel):
         return sample_columns(self.columns, self.to_user(params), params.weights, count, seed)
 
     def portrait(self, params: MixedParameters, names: Sequence[str]) -> Portrait:
-        return column_portrait("component", params.weights, self.columns, params, names)
+        return column_portrait(params.weights, self.columns, params, names)
+
+    def words(self) -> ModelWords:
+        families = self.columns.family_words()
+        parts = plural(self.n_components, "component")
+        if len(families) > 1:
+            kind = "mixture" if self.n_components > 1 else "model"
+            many = f" with {parts}" if self.n_components > 1 else ""
+            told = ", ".join(families) if len(families) < 4 else f"{len(families)} families"
+            return ModelWords(f"{kind} of mixed columns ({told}){many}")
+        kind = f"mixture with {parts}" if self.n_components > 1 else "model of independent columns"
+        return ModelWords(f"{families[0]} {kind}")
 
     def describe(self) -> dict[str, Any]:
         return {

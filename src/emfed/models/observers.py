@@ -33,7 +33,16 @@ from typing import Any, Self, final
 import numpy as np
 
 from emfed.core.errors import DataError, check_count, check_range, known
-from emfed.core.protocols import FloatArray, IntArray, Layout, Model, Names, Parameters, Summaries
+from emfed.core.protocols import (
+    FloatArray,
+    IntArray,
+    Layout,
+    Model,
+    ModelWords,
+    Names,
+    Parameters,
+    Summaries,
+)
 from emfed.core.registry import register_model
 from emfed.core.streams import Purpose, normals
 from emfed.models.sides import add_up
@@ -341,6 +350,9 @@ class ObserverEffects(Model):
         slopes = (totals[:-1] + pull) * np.exp(-3 * params.effects) - pull
         k = np.clip(params.shape, *_SHAPES)
         return np.concatenate([slopes, totals[-1] * (np.log(k) - digamma(k))], axis=-1)
+
+    def words(self) -> ModelWords:
+        return ModelWords("model of observer effects")
 
     def describe(self) -> dict[str, Any]:
         names = ("sites", "times", "ridge")

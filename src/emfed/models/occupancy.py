@@ -19,7 +19,16 @@ from typing import Any, Self, final
 import numpy as np
 
 from emfed.core.errors import DataError, check_count, check_range, known
-from emfed.core.protocols import FloatArray, IntArray, Layout, Model, Names, Parameters, Summaries
+from emfed.core.protocols import (
+    FloatArray,
+    IntArray,
+    Layout,
+    Model,
+    ModelWords,
+    Names,
+    Parameters,
+    Summaries,
+)
 from emfed.core.registry import register_model
 from emfed.core.streams import Purpose, normals
 from emfed.models.matrices import is_positive_definite, outer, pack, unpack
@@ -303,6 +312,9 @@ class Occupancy(Model):
 
     def free_parameters(self) -> int:
         return sum(self._widths)
+
+    def words(self) -> ModelWords:
+        return ModelWords("occupancy model")
 
     def describe(self) -> dict[str, Any]:
         return {

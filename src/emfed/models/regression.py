@@ -27,13 +27,15 @@ from emfed.core.protocols import (
     IntArray,
     Layout,
     Metric,
+    ModelWords,
     Names,
     Parameters,
     Summaries,
+    plural,
 )
 from emfed.core.registry import register_model, stored
 from emfed.core.streams import Purpose, normals
-from emfed.models.component_summaries import Portrait
+from emfed.models.component_summaries import Portrait, alike
 from emfed.models.components import (
     NEAR_FLOOR,
     SMALLEST_MASS,
@@ -504,8 +506,13 @@ class RegressionMixture(MixtureModel):
         what = rest.pop(self._place)
         rows = [params.intercepts, *params.coefficients.T, np.sqrt(params.noise)]
         labels = [f"{what}: intercept", *(f"per unit of {n}" for n in rest), "noise (sd)"]
-        cells = [[f"{v:.4g}" for v in np.ravel(row)] for row in rows]
-        return Portrait("component", params.weights, labels, cells, np.empty(0, dtype=np.int64))
+        cells = [alike(np.ravel(row)) for row in rows]
+        return Portrait(params.weights, labels, cells, np.empty(0, dtype=np.int64))
+
+    def words(self) -> ModelWords:
+        if self.n_components == 1:
+            return ModelWords("linear regression")
+        return ModelWords(f"mixture of {plural(self.n_components, 'linear regression')}")
 
     def describe(self) -> dict[str, Any]:
         prior = self.noise_prior

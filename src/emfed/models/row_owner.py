@@ -24,10 +24,10 @@ from typing import Any, NamedTuple, Self, final
 import numpy as np
 
 from emfed.core.errors import DataError, SettingsError, check_count, check_range, check_type, known
-from emfed.core.protocols import FloatArray, IntArray, Names, Summaries
+from emfed.core.protocols import FloatArray, IntArray, ModelWords, Names, Summaries
 from emfed.core.registry import register_model
 from emfed.core.streams import Purpose, normals
-from emfed.models.component_summaries import Portrait, normal_portrait
+from emfed.models.component_summaries import Portrait, factor_portrait
 from emfed.models.imputing import latent_numbers
 from emfed.models.loadings import FactorParameters, rotate
 from emfed.models.mixture import to_numpy
@@ -420,7 +420,10 @@ class RowOwner(FactorOwner):
         return sample_gaussian(gaussian, "full", count, seed)
 
     def portrait(self, params: FactorParameters, names: Sequence[str]) -> Portrait:
-        return normal_portrait(params.weights, params.means, params.covariances(), names)
+        return factor_portrait(params, names)
+
+    def words(self) -> ModelWords:
+        return ModelWords(f"low-rank model of rank {self.rank}")
 
     def describe(self) -> dict[str, Any]:
         names = ("rank", "ridge", "noise_floor", *(["hidden"] if self.hidden else []))

@@ -25,10 +25,12 @@ from emfed.core.protocols import (
     Layout,
     Metric,
     Model,
+    ModelWords,
     Names,
     Parameters,
     Summaries,
     free_parameters,
+    plural,
 )
 from emfed.core.registry import MODELS, register_model, stored
 from emfed.models.components import thin, without_thin
@@ -309,6 +311,10 @@ class SideBySide(Model):
 
     def free_parameters(self) -> int:
         return sum(free_parameters(model) for model in self.models)
+
+    def words(self) -> ModelWords:
+        name = f"{plural(len(self.models), 'model')} side by side"
+        return dataclasses.replace(self.models[0].words(), name=name)
 
     def describe(self) -> dict[str, Any]:
         models = [model.describe() for model in self.models]

@@ -19,7 +19,7 @@ from typing import Any, Self, final
 import numpy as np
 
 from emfed.core.errors import DataError, check_count, known
-from emfed.core.protocols import FloatArray, IntArray, Names, Summaries
+from emfed.core.protocols import FloatArray, IntArray, ModelWords, Names, Summaries
 from emfed.core.registry import register_model, stored
 from emfed.core.streams import Purpose, normals
 from emfed.models.owners import FactorOwner, Loadings
@@ -223,6 +223,9 @@ class SiteOwner(FactorOwner):
         draw = 0.1 * draw
         draw[:, 0] += 0.5
         return Loadings(np.pad(draw, ((0, 0), (0, 1))), np.array([0.5]))
+
+    def words(self) -> ModelWords:
+        return ModelWords(f"low-rank model of sites and times, of rank {self.rank}")
 
     def describe(self) -> dict[str, Any]:
         names = ("times", "rank", "ridge", "smoothing", "seasonality")

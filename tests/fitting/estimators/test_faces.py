@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,18 @@ def test_frames_come_out_where_frames_came_in(frame: Any) -> None:
             assert (out.index == PANDAS.index).all()
         plain = transformer.set_output(transform="default").transform(frame[NUMBERS].to_numpy())
         assert isinstance(plain, np.ndarray)
+    mixture = emfed.FederatedMixture(1, families=FAMILIES, random_state=0).fit(frame, groups="site")
+    for drawn in (mixture.sample(30)[0], factors.sample(3)):
+        assert type(drawn) is type(frame)
+    drawn, labels = mixture.sample(30)
+    assert list(drawn.columns) == ["age", "stays", "ward", "smoker"]
+    assert set(drawn["ward"]) <= {"er", "gp", "icu"}
+    assert mixture.predict(drawn).shape == labels.shape  # words are read as at the fit
+    for array in (mixture.predict_proba(frame), mixture.score_samples(frame)):
+        assert isinstance(array, np.ndarray)
+    assert isinstance(
+        emfed.FederatedFactorAnalysis(1).fit(RNG.normal(size=(30, 3))).sample(2), np.ndarray
+    )
 
 
 HOLES = np.where(np.arange(60).reshape(30, 2) == 9, np.nan, RNG.normal(size=(30, 2)))
@@ -129,6 +142,17 @@ REFUSED: dict[str, tuple[Any, Any, str]] = {
         PANDAS[["age"]].assign(born=pd.Timestamp("2020-01-01")),
         "column 'born' holds datetime.*days since",
     ),
+    "dates of Python": (
+        GAUSS(2),
+        PANDAS[["age"]].assign(born=[datetime.date(2020, 1, 1)] * len(PANDAS)),
+        "column 'born' holds date, not numbers; .*days since",
+    ),
+    "lists": (
+        GAUSS(2),
+        PANDAS[["age"]].assign(c=[[1]] * len(PANDAS)),
+        "column 'c' holds list, not",
+    ),
+    "structs": (GAUSS(2), POLARS.select("age", c=pl.struct("age")), "column 'c' holds Struct"),
     "polars dates": (
         GAUSS(2),
         POLARS.select("age", born=pl.lit("2020-01-01").str.to_date()),
@@ -293,9 +317,19 @@ def test_progress_is_told_of_sites_elsewhere(tmp_path: Path, capsys: Any) -> Non
 
 
 def test_online_em_says_why_it_has_no_range() -> None:
-    with pytest.raises(AttributeError) as told:
-        GAUSS("1:3").partial_fit(HOLES)
-    assert "a batch is seen only once" in str(told.value.__cause__)
+    rows = np.random.default_rng(0).normal(np.repeat([0, 9], 60)[:, None], 1, (120, 3))
+    for estimator, name in (
+        (emfed.FederatedGaussianMixture("1:3"), "n_components"),
+        (emfed.FederatedMixture([1, 2]), "n_components"),
+        (emfed.FederatedImputer(rank="1:2"), "rank"),
+    ):
+        assert not hasattr(estimator, "partial_fit")
+        with pytest.raises(AttributeError, match="a batch is seen only once") as told:
+            estimator.partial_fit(rows)
+        assert told.value.__cause__ is told.value.__context__ is None  # the last line says it
+        assert f"set_params({name}=estimator.{name}_)" in str(told.value)
+        estimator.fit(rows)  # as it advises
+        estimator.set_params(**{name: getattr(estimator, f"{name}_")}).partial_fit(rows)
 
 
 def test_a_fit_in_python_shows_its_progress_too(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,20 +7,20 @@ import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from types import MethodType
+from typing import Any, ClassVar, Self, final
 
 import numpy as np
 from sklearn.base import BaseEstimator
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
-from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted
 
 from emfed.algorithms import Decreasing, FedEM
 from emfed.artifacts.result import Result
-from emfed.core.configuration import reworded
+from emfed.core.configuration import reworded, with_family
 from emfed.core.errors import EmfedError, EmfedWarning, SettingsError, check_count, check_range
-from emfed.core.protocols import WHOLE, Federation, FloatArray, IntArray, Model
+from emfed.core.protocols import WHOLE, Federation, FloatArray, IntArray, Model, plural
 from emfed.data.reading import is_frame, label
 from emfed.data.sources import Source
 from emfed.data.tables import Workers
@@ -28,7 +28,9 @@ from emfed.data.weights import check_row_weights
 from emfed.data.workers import open_table
 from emfed.fitting.driver import NOBODY, Fitted, open_run, result_of, run_fit, shown
 from emfed.fitting.estimators.intake import (
+    as_frame,
     find_categories,
+    frames_of,
     is_tables,
     on_device,
     read_one_table,
@@ -69,14 +71,28 @@ def sample_seed(random_state: Any) -> int:
     return seed_of(check_random_state(None) if random_state is None else random_state)
 
 
-def _one_number(estimator: Any) -> bool:
-    """`partial_fit` is for one number of components: batches cannot be compared."""
-    if hasattr(estimator._components(), "__index__"):
-        return True
-    raise AttributeError(
-        f"partial_fit needs one {estimator._number}, not several to choose from: candidates are "
-        "compared by how well they explain the same rows, and a batch is seen only once."
-    )
+@final
+class OneNumber:
+    """A method that an estimator has where its number of components is one, not a range.
+
+    scikit-learn's ``available_if`` says no more than that there is no such attribute.
+    """
+
+    def __init__(self, method: Any) -> None:
+        self.method = method
+
+    def __get__(self, estimator: Any, owner: Any = None) -> Any:
+        if estimator is None:
+            return self.method
+        given, name = estimator._components(), estimator._in_words(estimator._number)
+        if not hasattr(given, "__index__"):
+            raise AttributeError(
+                f"partial_fit needs one {name}, and {name}={given!r} is several to choose from: "
+                "candidates are compared by how well they explain the same rows, and a batch is "
+                "seen only once. Let fit choose on rows that you have, then go on: "
+                f"estimator.set_params({name}=estimator.{name}_).partial_fit(X)."
+            )
+        return MethodType(self.method, estimator)
 
 
 class FederatedEstimator(BaseEstimator):
@@ -211,6 +227,8 @@ class FederatedEstimator(BaseEstimator):
         if known := getattr(self, "categories_", None):
             told = {str(name): [label(v) for v in values] for name, values in known.items()}
             result = with_setting(result, "categories", told)
+        if said := result.facts.settings.get("remarks") if result.facts else None:
+            result = with_setting(result, "remarks", [self._in_words(line) for line in said])
         self.selection_ = found.selection
         numbers = settings.numbers or (1,)
         k = numbers[0] if found.selection is None else found.selection.n_components
@@ -223,13 +241,12 @@ class FederatedEstimator(BaseEstimator):
         for remark in found.remarks:
             warnings.warn(self._in_words(remark), EmfedWarning, stacklevel=2)
         if not self.converged_:
-            warnings.warn(
-                f"{type(self).__name__} did not converge in {self.n_iter_} rounds:"
-                " allow more with max_iter, or a larger tol; several starts (n_init) or fewer "
-                "components may help too.",
-                NotConverged,
-                stacklevel=2,
+            fewer = f"several starts (n_init) or fewer {found.result.model.words().part}s"
+            words = (
+                f"{type(self).__name__} did not converge in {plural(self.n_iter_, 'round')}: allow "
+                f"more with max_iter, or a larger tol; {fewer} may help too."
             )
+            warnings.warn(self._in_words(words), NotConverged, stacklevel=2)
         return self
 
     def _run(self, settings: FitSettings, network: Federation) -> Fitted:
@@ -253,12 +270,21 @@ class FederatedEstimator(BaseEstimator):
 
     def _in_words(self, message: str) -> str:
         write = lambda name, value: name if value is None else f"{name}={value}"  # noqa: E731
+        maker = "" if hasattr(self, "families") else "FederatedMixture"
+
+        def column(name: str, family: str) -> str:
+            told = f"families={{{name}: {family}}}"
+            return f"{maker}({told})" if maker else told
+
+        message = with_family(message, column).replace("Categorical(n)", "'categorical'")
         return reworded(message, self._words, write)
 
     def _network(
         self, X: Any, groups: Any | None, sample_weight: Any | None, reset: bool
     ) -> Federation:
         """Where the rows are: a federation of sites as it is, or tables in this process."""
+        if reset:
+            self._frames = None if isinstance(X, Federation) else frames_of(X)
         if isinstance(X, Federation):
             if groups is not None or sample_weight is not None:
                 raise SettingsError("a Federation has its own data: leave out the other arguments.")
@@ -449,7 +475,7 @@ class FederatedEstimator(BaseEstimator):
 
     # Online EM.
 
-    @available_if(_one_number)
+    @OneNumber
     def partial_fit(
         self,
         X: Any,
@@ -719,10 +745,11 @@ class MixtureMethods:
         """
         return float(self._answer("icl", X))
 
-    def sample(self: Any, n_samples: int = 1) -> tuple[FloatArray, IntArray]:
+    def sample(self: Any, n_samples: int = 1) -> tuple[Any, IntArray]:
         """Draw rows from the fitted model.
 
-        As in scikit-learn, a number as ``random_state`` draws the same rows each time.
+        As in scikit-learn, a number as ``random_state`` draws the same rows each time. Where the
+        fit was given data frames the rows come as one, with its columns and words.
 
         Parameters
         ----------
@@ -731,9 +758,9 @@ class MixtureMethods:
 
         Returns
         -------
-        tuple of two arrays
+        tuple of an array or data frame and an array
             The rows, and the component of each.
         """
         check_is_fitted(self, "result_")
         rows, labels = self.result_.sample(n_samples, sample_seed(self.random_state))
-        return rows, labels
+        return as_frame(self, rows), labels

@@ -13,7 +13,7 @@ from emfed.artifacts.result import Result
 from emfed.core.errors import DataError, check_count
 from emfed.core.protocols import FloatArray, Model
 from emfed.fitting.estimators.base import FederatedEstimator, sample_seed, weighted_score
-from emfed.fitting.estimators.intake import framed
+from emfed.fitting.estimators.intake import as_frame, framed
 from emfed.models import factor_analysis, ppca
 
 
@@ -28,6 +28,8 @@ class FederatedFactorAnalysis(
         The number of factors, fewer than columns.
     isotropic : bool
         Whether all columns have one noise variance: probabilistic PCA.
+    noise_floor : float
+        The least noise variance, as a share of the variance of its column.
     tol : float or None
         The log-likelihood per row that a converged fit may still have to gain, in nats; by default
         1e-6.
@@ -96,6 +98,7 @@ class FederatedFactorAnalysis(
         n_components: int = 1,
         *,
         isotropic: bool = False,
+        noise_floor: float = 1e-6,
         tol: float | None = None,
         max_iter: int = 1000,
         n_init: int = 1,
@@ -112,6 +115,7 @@ class FederatedFactorAnalysis(
     ) -> None:
         self.n_components = n_components
         self.isotropic = isotropic
+        self.noise_floor = noise_floor
         self.tol = tol
         self.max_iter = max_iter
         self.n_init = n_init
@@ -143,7 +147,7 @@ class FederatedFactorAnalysis(
                 f"n_features={self.n_features_in_}."
             )
         make = ppca if self.isotropic else factor_analysis
-        return make(factors)
+        return make(factors, noise_floor=self.noise_floor)
 
     def _publish(self, result: Result) -> None:
         params = result.params
@@ -214,8 +218,8 @@ class FederatedFactorAnalysis(
         """
         return weighted_score(self, X, sample_weight)
 
-    def sample(self, n_samples: int = 1) -> FloatArray:
-        """Draw rows from the fitted model.
+    def sample(self, n_samples: int = 1) -> Any:
+        """Draw rows from the fitted model, as a data frame where it was fitted on one.
 
         Parameters
         ----------
@@ -224,8 +228,9 @@ class FederatedFactorAnalysis(
 
         Returns
         -------
-        array of shape (n_samples, columns)
+        array or data frame of shape (n_samples, columns)
             The rows.
         """
         check_is_fitted(self, "result_")
-        return self.result_.sample(n_samples, sample_seed(self.random_state))[0]
+        rows, _ = self.result_.sample(n_samples, sample_seed(self.random_state))
+        return as_frame(self, rows)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -189,8 +190,16 @@ class FederatedImputer(OneToOneFeatureMixin, TransformerMixin, FederatedEstimato
     def _numbers(self) -> list[int]:
         return super()._numbers() if self.rank is None else read_range(self.rank, "rank")
 
+    _words: ClassVar[Mapping[str, str]] = {
+        **FederatedEstimator._words,
+        "noise_floor": "covariance_floor",
+        "floor": "covariance_floor",
+    }
+
     def _in_words(self, message: str) -> str:
         told = super()._in_words(message)
+        if self.rank is not None:
+            told = told.replace("fewer components", "a lower rank")
         if self.rank is None or "rank" in told:  # it knows its words already
             return told
         return told.replace("n_components", "rank")
@@ -230,7 +239,7 @@ class FederatedImputer(OneToOneFeatureMixin, TransformerMixin, FederatedEstimato
         if self.rank is not None:
             return RowOwner(k, PENALTY if self.penalty is None else self.penalty, floor)
         if self.families is not None:
-            return mixed_mixture(k, self._families())
+            return mixed_mixture(k, self._families(), floor=floor)
         return gaussian_mixture(k, self.covariance_type, missing=True, covariance_floor=floor)
 
     def _publish(self, result: Result) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -351,6 +352,28 @@ def framed(estimator: Any, X: Any, values: FloatArray, names: Sequence[str]) -> 
         else:
             columns[name] = own
     return type(X)(columns, index=X.index) if kind == "pandas" else type(X)(columns)
+
+
+def frames_of(X: Any) -> Any:
+    """The class of the data frames that the rows came in; None: they came otherwise."""
+    kind = type(next(iter(tables_of(X)), None))
+    library = kind.__module__.partition(".")[0]
+    frame = library in ("pandas", "polars") and kind.__name__ in ("DataFrame", "LazyFrame")
+    return sys.modules[library].DataFrame if frame else None
+
+
+def as_frame(estimator: Any, rows: FloatArray) -> Any:
+    """Rows that a fitted model drew, as a frame of the kind that it was fitted on."""
+    kind, names = estimator._frames, getattr(estimator, "feature_names_in_", None)
+    if kind is None or names is None:
+        return rows
+    known = getattr(estimator, "categories_", {})
+    return kind(
+        {
+            name: [known[name][int(code)] for code in own] if name in known else own
+            for name, own in zip(names.tolist(), rows.T, strict=True)
+        }
+    )
 
 
 def _codes(estimator: Any, X: Any, name: str) -> FloatArray:

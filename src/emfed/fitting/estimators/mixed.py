@@ -28,6 +28,9 @@ class FederatedMixture(MixtureMethods, DensityMixin, FederatedEstimator):
         Whether NaN is a value missing at random.
     prior_rows : float
         Rows with the average statistics of all data that are added to each component.
+    floor : float
+        The least variance of a Gaussian column, and the least mean of a positive one, relative to
+        that of the whole column.
     criterion : {"bic", "icl", "aic"}
         What chooses among several numbers.
     tol : float or None
@@ -110,6 +113,7 @@ class FederatedMixture(MixtureMethods, DensityMixin, FederatedEstimator):
         families: Any = "gaussian",
         missing: bool = True,
         prior_rows: float = 0.0,
+        floor: float = 1e-6,
         criterion: str = "bic",
         tol: float | None = None,
         max_iter: int = 1000,
@@ -129,6 +133,7 @@ class FederatedMixture(MixtureMethods, DensityMixin, FederatedEstimator):
         self.families = families
         self.missing = missing
         self.prior_rows = prior_rows
+        self.floor = floor
         self.criterion = criterion
         self.tol = tol
         self.max_iter = max_iter
@@ -149,9 +154,8 @@ class FederatedMixture(MixtureMethods, DensityMixin, FederatedEstimator):
         return bool(self.missing)
 
     def _model(self, k: int) -> Model:
-        return mixed_mixture(
-            k, self._families(), missing=bool(self.missing), prior_rows=self.prior_rows
-        )
+        options = {"prior_rows": self.prior_rows, "floor": self.floor}
+        return mixed_mixture(k, self._families(), missing=bool(self.missing), **options)
 
     def _publish(self, result: Result) -> None:
         self.weights_ = result.params.weights

@@ -302,8 +302,9 @@ def metrics(state: Mapping[str, Any]) -> str:
     add("round_seconds", "gauge", "Seconds of the last round.", {"": state.get("seconds")})
     add("answered", "gauge", "Sites that answered the last round.", {"": state.get("answered")})
     add("squared_H", "gauge", "The squared length of the mean field.", {"": state.get("squared_H")})
-    add("gain", "gauge", "Nats per row that a round gains.", {"": state.get("gain")})
-    add("left", "gauge", "Nats per row that are still to be gained.", {"": state.get("left")})
+    gain = "What a round gains per row: nats, of k-means squared distance."
+    add("gain", "gauge", gain, {"": state.get("gain")})
+    add("left", "gauge", "What is still to be gained, in the same unit.", {"": state.get("left")})
     add("epsilon", "gauge", "Privacy budget that was spent.", {"": state.get("epsilon")})
     days = state.get("certificate_days")
     add("certificate_days", "gauge", "Days until the certificate ends.", {"": days})

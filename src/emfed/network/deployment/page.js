@@ -30,13 +30,13 @@ function draw(history) {
     `${(640 * (h[0] - first) / Math.max(1, last - first)).toFixed(1)},${(155 - 150 * (logs[i] - low) / (high - low)).toFixed(1)}`).join(" "));
 }
 
-function components(arrays) {
+function components(arrays, part) {
   const lists = Object.entries(arrays).filter(([, value]) => Array.isArray(value));
   const number = Math.max(0, ...lists.map(([name, value]) => name === "weights" ? value.length : 0));
   const each = lists.filter(([, value]) => number && value.length === number);
   const rest = Object.entries(arrays).filter(([name]) => !each.some(([other]) => other === name));
   const words = (value) => [value].flat(9).slice(0, 24).map(short).join(", ");
-  const rows = [...Array(number).keys()].map((k) => [`component ${k}`, ...each.map(([, value]) => words(value[k]))]);
+  const rows = [...Array(number).keys()].map((k) => [`${part} ${k}`, ...each.map(([, value]) => words(value[k]))]);
   at("heads").replaceChildren(...["", ...each.map(([name]) => name)].map((name) => {
     const head = document.createElement("th");
     head.scope = "col";
@@ -85,7 +85,7 @@ function show(state) {
   fill("messages", (state.messages || []).map((m) => [m.time, m.kind, ["reply", "masked"].includes(m.kind) ? m.round ?? "" : "", m.bytes, m.content]));
   fill("rules", Object.entries(state.rules || {}).map(([name, value]) => [name, value === null ? "no limit" : value]));
   const left = [];
-  if (typeof state.gain === "number") left.push(`A round gains ${short(state.gain)} nats per row.`);
+  if (typeof state.gain === "number") left.push(`A round gains ${short(state.gain)} ${state.per_row || "nats per row"}.`);
   if (typeof state.left === "number") left.push(`About ${short(state.left)} are left to gain.`);
   if (typeof state.rounds_left === "number") {
     const limited = state.rounds_left >= state.rounds - state.round;
@@ -94,7 +94,7 @@ function show(state) {
   if (typeof state.epsilon === "number") left.push(`Epsilon spent: ${short(state.epsilon)}.`);
   at("left").textContent = left.join(" ");
   draw(state.history || []);
-  components(state.components || {});
+  components(state.components || {}, state.part || "component");
   const now = JSON.stringify(state.pending || []);
   if (now !== asked) { asked = now; ask(state.pending || []); }
 }

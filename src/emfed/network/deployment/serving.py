@@ -20,6 +20,7 @@ from emfed.core.records import RoundRecord
 from emfed.core.storage import remove_torn
 from emfed.core.wire import Header, Kind, encode_end, open_answer, seal
 from emfed.fitting.progress import rounds_left
+from emfed.fitting.selection import with_setting
 from emfed.fitting.serving import Served, reached_numbers, serve
 from emfed.fitting.settings import ROUNDS
 from emfed.fitting.words import in_toml
@@ -119,6 +120,7 @@ def serve_run(
         doubts=served.fitted.doubts,
         up=served.bytes_up,
         down=served.bytes_down,
+        raw=served.result.raw_bytes,
         untold=_members(config, served.stage).keys,
         told=False,
         why="",
@@ -385,6 +387,8 @@ class _Shown:
         values = [v for v in watched if v is not None]
         ahead = rounds_left(values, stop.nats, stop.tolerance, self.limit, record.round)
         details = {**self.sites(), "history": list(self._history), "rounds_left": ahead}
+        words = self._config.settings.candidates()[0].words()
+        details |= {"part": words.part, "per_row": words.per_row}
         if len(self._gains) >= 5:
             recent = self._gains[-20:]
             details["left"] = series.left(recent[-1], series.rate(recent))
@@ -444,7 +448,8 @@ def save_fit(folder: Path, served: Served, crossed: dict[str, int]) -> None:
     """
     folder.mkdir(parents=True, exist_ok=True)
     remove_torn(folder, (MODEL,))
-    result = served.result
+    remarks = [in_toml(remark) for remark in served.fitted.remarks]
+    result = with_setting(served.result, "remarks", remarks) if remarks else served.result
     result.save(folder / MODEL)
     result.records.to_csv(folder / "rounds.csv")
     summary = {
@@ -453,12 +458,13 @@ def save_fit(folder: Path, served: Served, crossed: dict[str, int]) -> None:
         "stopped": result.stopped,
         "converged": result.converged,
         "doubts": served.fitted.doubts,
-        "remarks": list(served.fitted.remarks),
+        "remarks": remarks,
         "refusals": dict(served.refusals),
         "protections": protections(result),
         "squared_H": result.records[-1].squared_H,
         "bytes_up": served.bytes_up,
         "bytes_down": served.bytes_down,
+        "raw_bytes": result.raw_bytes,
         "bytes": result.ledger.summary(),
         "crossed": crossed,
         "parameters": {name: value.tolist() for name, value in result.params.arrays().items()},

@@ -41,6 +41,8 @@ def _line(status: Mapping[str, Any]) -> str:
     if state not in ("running", "finished"):
         return ""
     sent = f"{status.get('up', 0) / 1000:.1f} kB up, {status.get('down', 0) / 1000:.1f} kB down"
+    if raw := status.get("raw"):
+        sent += f" (the rows themselves are {raw / 1000:,.1f} kB)"
     stages = status.get("stages", 1)
     tail = f", in {stages} stages" if stages > 1 else ""
     tail += f"; {status['chosen']} components were chosen" if status.get("chosen") else ""
