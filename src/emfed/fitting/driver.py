@@ -236,6 +236,8 @@ def _make_rounds(
     exact = begun is not None and isinstance(settings.start, str)
     if tolerance and _nothing_left(session, climb, parts if exact else ()):
         stopped, run.confirmed = "nats", True
+    elif moves is not None and moves.hopeless:  # so the checkpoint says
+        stopped = "callback"
     else:
         stopped = _until(run, stop, hooks, watch, climb)
     course = _Course(run, view, begun, stop, stopped, tolerance, climb, candidates, curve)
@@ -334,7 +336,8 @@ def _settled_course(
         stopped = stopped if stopped == "interrupted" else "nats"
         if climb is not None:
             climb.go_back(run.state.statistics)
-    if climb is None and stopped != "interrupted" and run.settle():
+    looked_on = climb is not None or course.candidates.led_on
+    if not looked_on and stopped != "interrupted" and run.settle():
         remarks.append(
             "the run ended worse than it began, so the start is kept: its noise was too much for "
             "this model. Use algorithm='auto', a finer compressor, or a smaller step_size."
