@@ -173,12 +173,12 @@ class Moves:
         else:
             cost = _asked_cost(run, here, run.ask("values"))
             gains = cost < run.kept_cost - LEAST_NATS and not _thinner(run, here)
-        self.gained |= gains and run.kept is not None
-        if run.kept is None or gains:
-            run.kept, run.kept_cost, run.idle_moves = here.copy(), cost, 0
-            self._others = []
-        else:
+        if run.kept is not None and not gains:
             run.idle_moves += 1
+            return
+        if run.kept is not None:
+            self.gained, self._others = True, []
+        run.kept, run.kept_cost, run.idle_moves = here.copy(), cost, 0
 
     def go_back(self, run: Run) -> bool:
         """Whether the run ends at the best place it has converged to, and not at the last."""

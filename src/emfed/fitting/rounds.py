@@ -49,7 +49,7 @@ from emfed.core.storage import DISK, Disk, load_checkpoint, save_checkpoint
 from emfed.core.wire import count_sizes, floats_size, numbers_size
 from emfed.fitting.session import Session, recast
 from emfed.fitting.stopping import PATIENCE, Callback, Monitor, Stop
-from emfed.fitting.verifying import better, verify
+from emfed.fitting.verifying import better, lifted, verify
 from emfed.models.side_by_side import leave_out_thin
 
 LEFT_BY_WORD = 100.0
@@ -57,6 +57,8 @@ LEFT_BY_WORD = 100.0
 of docs/automatic.md. An estimate from a few rounds is good to an order of magnitude or two."""
 
 
+MOST_LIFTS = 3
+"""How often a run raises shares near zero. Not tuned: once is enough where it was needed."""
 START_LOSS = 1e-5
 """Nats per row that rounding of a start may cost, times the number of workers up to 100: few are
 held to their start. EM's first steps on MNIST gain 0.1 and more."""
@@ -281,6 +283,8 @@ class Run(Rounds):
         self._verify_from = 0
         self.reseeds = 0
         """How often components without rows were put to use."""
+        self.lifts = 0
+        """How often shares near zero were raised, which EM would have brought back."""
         self.thinned = 0
         """How often components with too few rows for a masked sum were left out."""
         self.kept: FloatArray | None = None
@@ -730,10 +734,13 @@ class Run(Rounds):
         best point seen if it can be sent. Where somebody refuses for good instead, the next round
         goes on without it.
         """
+        others = replace(stop, nats=None, tolerance=None)
         if stop.nats is not None and self.algorithm.sure(self.state):
+            if self._lift():
+                return others.reason(self)
             self.confirmed = True
             return "nats"
-        found, others = stop.reason(self), replace(stop, nats=None, tolerance=None)
+        found = stop.reason(self)
         try:
             if found == "tolerance":
                 self.confirmed = verify(self, stop.left).left <= LEFT_BY_WORD * stop.left
@@ -744,6 +751,17 @@ class Run(Rounds):
                 raise
             return others.reason(self)
         return found
+
+    def _lift(self) -> bool:
+        """Go on without shares near zero that EM would bring back, if there are any."""
+        if self.lifts == MOST_LIFTS or self.session.supports is not None:
+            return False
+        with contextlib.suppress(ParticipationError):  # who is not there cannot tell
+            if (there := lifted(self)) is not None:
+                self.lifts += 1
+                self.restart(there)
+                return True
+        return False
 
     def settle(self) -> bool:
         """Go back to the start, part by part, where rounds that nobody looked at ended below it.
@@ -808,6 +826,7 @@ class Run(Rounds):
             "verify_from": self._verify_from,
             "reseeds": self.reseeds,
             "thinned": self.thinned,
+            "lifts": self.lifts,
             "idle_moves": self.idle_moves,
             "kept_cost": None if self.kept is None else self.kept_cost,
             "round": self.state.round,
@@ -851,7 +870,7 @@ class Run(Rounds):
         self.idle_moves, self.kept = description.get("idle_moves", 0), arrays.get("kept")
         cost = description.get("kept_cost")
         self.kept_cost = np.inf if cost is None else cost
-        self.thinned = description.get("thinned", 0)
+        self.thinned, self.lifts = description.get("thinned", 0), description.get("lifts", 0)
         if self.session.supports is not None and not self.session.attendance.here.all():
             self._attended(self.state)
         self.algorithm = self._resolved()

@@ -19,12 +19,19 @@ import numpy as np
 from emfed.algorithms.safeguards import WORTH, factor
 from emfed.algorithms.steps import shorten
 from emfed.core import series
-from emfed.core.protocols import FloatArray
+from emfed.core.protocols import BoolArray, FloatArray
 from emfed.models.side_by_side import SideBySide
 
 if TYPE_CHECKING:
     from emfed.fitting.rounds import Run
 
+SHARES = ("initial", "transitions", "moments")
+"""Pieces of statistics in which shares, rates and probabilities are."""
+NEAR_ZERO, RISES = 1e-3, 0.02
+"""The share of the largest number of its piece below which one is near zero; and by how much of
+itself it grows in an EM step if EM is to bring it back. Not tuned."""
+LIFTS = (1e-2, 1e-3, 1e-4)
+"""What it is then raised to, in the largest of its piece: the first that lowers no likelihood."""
 STEPS = 5
 """Exact EM steps: after that the slow direction of a plateau is alone to a per mille (storms)."""
 
@@ -69,6 +76,53 @@ def _verdict(run: Run, nats: float) -> Verification:
     if risen < WORTH * nats / 4:
         return Verification(left, points[-1])
     return Verification(max(left, gained + risen), there)
+
+
+def lifted(run: Run) -> FloatArray | None:
+    """Statistics without shares near zero that EM would bring back; None where there are none.
+
+    Noise may push a small probability to next to nothing. EM then multiplies it by a little more
+    than one in each step: its steps, and what they seem to be worth, are tiny for a hundred rounds.
+    No bold step sees it beside the others. Exact statistics tell, and are only asked for where some
+    number that no rows make negative is near zero.
+    """
+    model, here = run.model, run.state.statistics
+    small = _near_zero(model, here)
+    if not small.any():
+        return None
+    params = model.maximize(here)
+    known = np.maximum(here, model.statistics_of(params))  # T has a floor
+    rises = small & (_ask(run, params) > (1 + RISES) * known)
+    if not rises.any():
+        return None
+    before, large = _value(run, params), _largest(model, here)
+    for lift in LIFTS:
+        there = np.where(rises, np.maximum(here, lift * large), here)
+        if model.inside(there) and _value(run, model.maximize(there)) > before:
+            return there
+    return None
+
+
+def _near_zero(model: Any, statistics: FloatArray) -> BoolArray:
+    """Which numbers are near zero beside others of their piece, and below it nothing at all."""
+    small = statistics < NEAR_ZERO * _largest(model, statistics)
+    for place in np.flatnonzero(small).tolist():
+        below = statistics.copy()
+        below[place] = -abs(statistics[place]) - 1e-6
+        small[place] = model.protect(statistics, below)[place] > below[place]
+    return small
+
+
+def _largest(model: Any, statistics: FloatArray) -> FloatArray:
+    """The largest number of its piece, for those that may be shares; elsewhere nothing."""
+    parts = zip(model.models, model.cuts, strict=True) if isinstance(model, SideBySide) else ()
+    out = np.full(len(statistics), -np.inf)
+    for part, cut in parts or [(model, slice(None))]:
+        own = out[cut]
+        for name, where in part.layout.slices.items():
+            if name in SHARES and where.stop > where.start:
+                own[where] = statistics[cut][where].max()
+    return out
 
 
 def _ask(run: Run, params: Any) -> FloatArray:
