@@ -10,8 +10,10 @@ import pytest
 from sklearn import datasets
 
 import emfed
-from emfed.core.protocols import FloatArray
+from emfed.core.protocols import FloatArray, View
+from emfed.core.storage import load_checkpoint
 from emfed.fitting.moving import merged_and_split, with_one_less, with_one_more
+from emfed.fitting.serving import _best_of
 from emfed.models.components import thin
 from emfed.network import (
     FaultPlan,
@@ -272,3 +274,27 @@ def test_a_range_is_led_on_from_its_best() -> None:
         assert told[chosen[1].n_components] == min(told.values())
         assert told[chosen[1].n_components] == pytest.approx(bics[1], abs=1e-2)
         assert chosen[1].best.converged
+
+
+def test_a_stage_that_ends_while_components_are_moved_hands_on_the_best(tmp_path: Path) -> None:
+    """Newcomers need another stage: it begins where all candidates had converged."""
+    model, data, seed = CASES["diag"]
+    path = tmp_path / "checkpoint"
+    common: dict[str, Any] = {"seed": seed, "n_components": "5:6", "drop": False}
+    ended = emfed.select_components(model, data, moves=0, **common)
+    last = ended.best.rounds + 4
+    halt = {"callbacks": [lambda record: record.round >= last]}
+    emfed.fit(model, data, checkpoint=path, checkpoint_every=1, **common, **halt)
+    arrays, about = load_checkpoint(path)
+    view, statistics = _best_of(arrays, about)
+    assert View.read(about["view"]).parts != view.parts == (0, 1)
+    found = np.concatenate([result.statistics for result in ended.results.values()])
+    np.testing.assert_array_equal(statistics, found)
+
+    single = tmp_path / "single"
+    ended_alone = emfed.fit(model, data, seed=seed, moves=0)
+    last = ended_alone.rounds + 4
+    emfed.fit(model, data, checkpoint=single, checkpoint_every=1, seed=seed, **halt)
+    arrays, about = load_checkpoint(single)
+    np.testing.assert_array_equal(_best_of(arrays, about)[1], ended_alone.statistics)
+    assert not np.array_equal(arrays["statistics"], ended_alone.statistics)

@@ -29,7 +29,6 @@ BY_HAND: list[tuple[Any, int]] = [
     (emfed.mixed_mixture(K, "exponential"), 2 + 3 * 4),
     (emfed.mixed_mixture(K, MIXED), 2 + 3 * (2 + 1 + 1 + 3)),
     (emfed.regression_mixture(K), 2 + 3 * (3 + 1 + 1)),
-    (emfed.k_means(K), 12),
     (emfed.models.LinearGaussian(), 4),
 ]
 
