@@ -78,7 +78,7 @@ def peer(rows: np.ndarray, k: int, kind: str, seed: int, n_init: int = 1) -> Any
 
 
 def bench_gaps(seeds: int = 5, kinds: tuple[str, ...] = ("full", "diag", "tied")) -> Iterator[Any]:
-    """Nats that EM from our start, and a whole fit, end below five starts of scikit-learn; bytes."""
+    """Nats that EM from our start, and whole fits, end below five starts of scikit-learn; bytes."""
     for name, rows, k, groups in tables():
         for kind in kinds:
             with warnings.catch_warnings():
