@@ -664,8 +664,8 @@ def starts(console: Console) -> dict[str, Any]:
     middle = {name: np.median([row[name] for row in gaps]) for name in ("alone", "workers", "fits")}
     title = (
         f"Nats below the best of five starts of scikit-learn, median of seeds; of tables "
-        f"{middle['alone']:.4f} alone, {middle['workers']:.4f} by workers; whole fits by workers, led "
-        f"on, {middle['fits']:.4f}"
+        f"{middle['alone']:.4f} alone, {middle['workers']:.4f} by workers; whole fits by workers "
+        f"{middle['fits']:.4f}"
     )
     headings = ("data", "type", "sklearn, one", "alone", "workers", "fits", "start: up / down")
     show(console, title, headings, lines)
