@@ -48,6 +48,10 @@ HOPE = 3.0
 """Times what its gains let expect that a mixture may still gain after a move. EM on pooled rows
 from where 120 fits by workers ended, all types of Gaussian mixtures with K = 2 to 8: 3 closes as
 many gaps to scikit-learn as 10 does, for half the rounds (a trial that is not kept)."""
+NEIGHBOURS = 3
+"""Starts that a number of components gets from each of its neighbours. BIC by workers above the mean
+of scikit-learn's, wine and zero-inflated counts, diag, three seeds: 9 and 1,693 with one, 4 and 619
+with three, for 5% more bytes."""
 MOVE_LOSS = 1e-4
 """Nats a row that rounding a moved component may cost: EM goes a long way from there."""
 
@@ -289,19 +293,20 @@ def _merged(
 
 
 def with_one_more(model: Any, fewer: Any, statistics: FloatArray) -> Iterator[FloatArray]:
-    """Where a model may begin after one with a component less has ended: its widest is halved."""
+    """Where a model may begin after one with a component less has ended: a wide one is halved."""
     parts = fewer.layout.split(statistics)
     grown = {n: v if n == "total" else np.concatenate([v, v[:1]]) for n, v in parts.items()}
     empty = np.arange(model.n_components) == fewer.n_components
     begun = as_copies(model.layout, model.layout.join(grown), empty)
-    halved = model.split(begun, empty, 0)
-    if model.inside(halved):
-        yield halved
+    for attempt in range(min(NEIGHBOURS, fewer.n_components)):
+        halved = model.split(begun, empty, attempt)
+        if model.inside(halved):
+            yield halved
 
 
 def with_one_less(model: Any, more: Any, statistics: FloatArray) -> Iterator[FloatArray]:
-    """The same after one with a component more: the two that lose least are one."""
-    for one, free in _pairs(more, statistics)[:1]:
+    """The same after one with a component more: two that lose little are one."""
+    for one, free in _pairs(more, statistics)[:NEIGHBOURS]:
         parts = more.layout.split(_merged(more, statistics, one, free)[0])
         left = {n: v if n == "total" else np.delete(v, free, axis=0) for n, v in parts.items()}
         merged = model.layout.join(left)
