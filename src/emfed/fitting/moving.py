@@ -49,9 +49,9 @@ HOPE = 3.0
 from where 120 fits by workers ended, all types of Gaussian mixtures with K = 2 to 8: 3 closes as
 many gaps to scikit-learn as 10 does, for half the rounds (a trial that is not kept)."""
 NEIGHBOURS = 3
-"""Starts that a number of components gets from each of its neighbours. BIC by workers above the mean
-of scikit-learn's, wine and zero-inflated counts, diag, three seeds: 9 and 1,693 with one, 4 and 619
-with three, for 5% more bytes."""
+"""Starts that a number of components gets from each of its neighbours. BIC by workers above that of
+scikit-learn, wine and zero-inflated counts, diag, means of three seeds: 9 and 1,693 with one, 4 and
+619 with three, for 5% more bytes."""
 MOVE_LOSS = 1e-4
 """Nats a row that rounding a moved component may cost: EM goes a long way from there."""
 
