@@ -10,7 +10,7 @@ import pytest
 from sklearn import datasets
 
 import emfed
-from emfed.core.protocols import FloatArray, View
+from emfed.core.protocols import FloatArray, IntArray, View
 from emfed.core.storage import load_checkpoint
 from emfed.fitting.moving import merged_and_split, with_one_less, with_one_more
 from emfed.fitting.serving import _best_of
@@ -299,3 +299,28 @@ def test_a_stage_that_ends_while_components_are_moved_hands_on_the_best(tmp_path
     arrays, about = load_checkpoint(single)
     np.testing.assert_array_equal(_best_of(arrays, about)[1], ended_alone.statistics)
     assert not np.array_equal(arrays["statistics"], ended_alone.statistics)
+
+
+class Deaf(StackedFederation):
+    """Its third worker answers rounds and never a question."""
+
+    heard = 0
+
+    def ask(self, question: Any, weights: FloatArray) -> FloatArray:
+        self.heard += 1
+        return super().ask(question, np.where(np.arange(len(weights)) == 2, 0.0, weights))
+
+    @property
+    def missed(self) -> IntArray:
+        return np.array([2] if self.heard else [], dtype=np.int64)
+
+
+def test_likelihoods_of_some_alone_are_not_compared() -> None:
+    """Without the rows of one, half of all moves would seem to gain: the fit ends as without."""
+    model, data, seed = CASES["diag"]
+    network = Deaf(emfed.data.as_workers(data))
+    ended = emfed.fit(model, network, seed=seed)
+    before = emfed.fit(model, data, seed=seed, moves=0)
+    assert network.heard == 1
+    np.testing.assert_array_equal(ended.statistics, before.statistics)
+    assert ended.converged

@@ -25,7 +25,7 @@ from emfed.core.protocols import Algorithm, BoolArray, FloatArray, MovesComponen
 from emfed.core.records import RoundRecord
 from emfed.fitting.rounds import Run
 from emfed.fitting.selection import debt
-from emfed.fitting.session import Session
+from emfed.fitting.session import Session, of_everyone
 from emfed.fitting.starts.start_search import MERGE_FROM
 from emfed.fitting.stopping import remaining
 from emfed.models.components import TRACE, as_copies, thin
@@ -119,7 +119,8 @@ class Moves:
             return False
         self._look = int(NEXT_LOOK * self._made) + 1
         with contextlib.suppress(ParticipationError):  # another time
-            cost = _asked_cost(self.run, before, self.run.ask_before(before))
+            values = of_everyone(self.run.session, lambda: self.run.ask_before(before))
+            cost = _asked_cost(self.run, before, values)
             return cost - HOPE * left > self.run.kept_cost - LEAST_NATS
         return False
 
@@ -175,7 +176,7 @@ class Moves:
             cost = _known_cost(run, here)
             gains = cost < (1 - LEAST_GAIN) * run.kept_cost
         else:
-            cost = _asked_cost(run, here, run.ask("values"))
+            cost = _asked_cost(run, here, of_everyone(run.session, lambda: run.ask("values")))
             gains = cost < run.kept_cost - LEAST_NATS and not _thinner(run, here)
         if run.kept is not None and not gains:
             run.idle_moves += 1
