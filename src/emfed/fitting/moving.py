@@ -35,7 +35,7 @@ LEAST_GAIN = 1e-4
 """The share of its cost that is a gain of k-means. By workers, 11 tables with K=3 or 8, three
 seeds: inertia is 1.21 times the best of five starts of scikit-learn without moves, on average,
 1.03, 1.01 and 1.01 times with 1, 2 and 3 in a row that gain nothing, for 12, 24 and 33 rounds more
-(a trial that is not kept; `benchmarks k-means` measures 2)."""
+(a trial that is not kept; `benchmarks k-means` measures 3)."""
 ROUNDS_OF_HOPE = 3
 """Rounds that a move of k-means has at least; and how many like the last one may bring it below
 what is kept. With 6 or without end inertia is the same, for up to four times the bytes."""
