@@ -335,8 +335,11 @@ def _best_of(arrays: Mapping[str, Any], about: Mapping[str, Any]) -> tuple[View,
     told = about["hooks"].get("candidates", {})
     if told.get("led_on"):  # one after the other: all of them go on
         places = tuple(sorted(told["converged"]))
-        own = [arrays[f"hooks/candidates/{place}/statistics"] for place in places]
-        return View(places), np.concatenate(own)
+        own = {place: arrays[f"hooks/candidates/{place}/statistics"] for place in places}
+        if "kept" in arrays:
+            (now,) = View.read(about["view"]).parts or ()
+            own[now] = arrays["kept"]
+        return View(places), np.concatenate(list(own.values()))
     return View.read(about["view"]), arrays.get("kept", arrays["statistics"])
 
 
