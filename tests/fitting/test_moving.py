@@ -16,6 +16,7 @@ import emfed
 from emfed.core.protocols import FloatArray, View
 from emfed.core.records import RoundRecord
 from emfed.core.storage import load_checkpoint
+from emfed.fitting import serve
 from emfed.fitting.moving import Moves, merged_and_split, with_one_less, with_one_more
 from emfed.fitting.serving import _best_of
 from emfed.fitting.session import Session
@@ -390,3 +391,23 @@ def test_who_is_away_while_components_are_moved_costs_nothing() -> None:
     assert (result.worker_weights > 0).all()
     assert result.converged
     assert result.log_likelihood(pooled(data)) > ended.log_likelihood(pooled(data)) - 1e-5
+
+
+def test_a_fit_that_newcomers_join_is_led_on_for_all(tmp_path: Path) -> None:
+    """The stage before left the start of this one: nobody gave it, and it is no less led on."""
+    model, data, seed = CASES["diag"]
+    *names, late = data
+
+    def served(moves: int) -> emfed.Result:
+        where = tmp_path / str(moves)
+        sites = {name: Site(table, where / name, rules=OPEN) for name, table in data.items()}
+        transport = LocalTransport({name: sites[name] for name in names})
+        come = [lambda record: transport.sites.update({late: sites[late]})]
+        common: dict[str, Any] = {"seed": seed, "masks": False, "moves": moves}
+        found = serve(model, None, transport, where / "server", callbacks=come, **common)
+        assert found.stage == 2
+        assert found.result.converged
+        return found.result
+
+    before, after = (served(moves).log_likelihood(pooled(data)) for moves in (0, 3))
+    assert after > before + 0.04

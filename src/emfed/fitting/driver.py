@@ -117,6 +117,8 @@ class Watch:
     resume: bool = False
     curve: bool = False
     """Whether the objective in the records is found out at the end, for some of the rounds."""
+    leads_on: bool = False
+    """Whether components may be moved, though a stage before has left the start."""
 
     def __post_init__(self) -> None:
         for callback in self.callbacks:
@@ -229,7 +231,8 @@ def _make_rounds(
     curve = Curve() if watch.curve else None
     own: list[Any] = [hook for hook in (climb, candidates if len(parts) > 1 else None) if hook]
     moves = None
-    if settings.leads_on and can_move(session, parts, algorithm, settings.is_auto):
+    leads_on = settings.leads_on or watch.leads_on
+    if leads_on and can_move(session, parts, algorithm, settings.is_auto):
         moves = Moves(settings.moves)
         own.append(moves)
     hooks = _onlookers(run, own, curve, watch, goes_on)

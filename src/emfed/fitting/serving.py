@@ -225,7 +225,8 @@ def serve(
         if stage.number > 1:
             now = _reached(now, where / f"stage-{stage.number - 1:04d}")
         change = _Change(federation, admit)
-        watch = Watch((*hooks, change), None, folder / CHECKPOINT, 1, resume=True)
+        kept = folder / CHECKPOINT
+        watch = Watch((*hooks, change), None, kept, 1, resume=True, leads_on=settings.leads_on)
         fitted: Fitted | None = None
         try:
             fitted = run_fit(now, federation, watch)
