@@ -656,17 +656,18 @@ def starts(console: Console) -> dict[str, Any]:
         (
             row["data"],
             row["covariance"],
-            *(f"{row[name]:.4f}" for name in ("sklearn, one start", "alone", "workers")),
+            *(f"{row[name]:.4f}" for name in ("sklearn, one start", "alone", "workers", "fits")),
             f"{row['bytes up']:.0f} / {row['bytes down']:.0f}",
         )
         for row in gaps
     ]
-    middle = {name: np.median([row[name] for row in gaps]) for name in ("alone", "workers")}
+    middle = {name: np.median([row[name] for row in gaps]) for name in ("alone", "workers", "fits")}
     title = (
         f"Nats below the best of five starts of scikit-learn, median of seeds; of tables "
-        f"{middle['alone']:.4f} alone, {middle['workers']:.4f} by workers"
+        f"{middle['alone']:.4f} alone, {middle['workers']:.4f} by workers; whole fits by workers "
+        f"{middle['fits']:.4f}"
     )
-    headings = ("data", "type", "sklearn, one", "alone", "workers", "start: up / down")
+    headings = ("data", "type", "sklearn, one", "alone", "workers", "fits", "start: up / down")
     show(console, title, headings, lines)
     choices = list(bench_choice())
     names = [f"{who} {how}" for how in ("same", "as good") for who in CHOOSERS]

@@ -175,7 +175,7 @@ def seed_rows(
     last = max((r for r in needed.values() if r is not None), default=0)
     fitted, wire = over_the_wire(model, workers, algorithm, max(1, last), seed)
     told = told_by(fitted, workers.size)
-    whole = emfed.fit(model, workers, algorithm, seed=seed)
+    whole = emfed.fit(model, workers, algorithm, seed=seed, moves=0)
     masked = followed(model, workers, algorithm, rounds, seed, masks=True)
     for way, side in WAYS.items():
         for nats in NATS:

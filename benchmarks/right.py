@@ -69,9 +69,7 @@ def _ends(model: Any, rows: np.ndarray, groups: np.ndarray, seeds: int) -> dict[
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
-                ours = emfed.fit(
-                    model, rows, "auto", groups=groups, start="auto", seed=seed, tol=1e-6
-                )
+                ours = emfed.fit(model, rows, "auto", groups=groups, seed=seed, moves=0)
             except emfed.EmfedError:
                 crashed += 1
                 continue

@@ -138,6 +138,7 @@ def test_errors_over_a_network_and_from_a_file_are_those_of_one_process(
     assert np.array_equal(there.ledger.counts[closing], here.ledger.counts[closing])
     pooled = here.with_errors(np.concatenate([*data.values()]))
     np.testing.assert_allclose(pooled.summary().errors, here.summary().errors, rtol=1e-4)
+    np.testing.assert_allclose(here.with_errors(data).summary().errors, pooled.summary().errors)
     there.save(tmp_path / "model.emfed")
     again = emfed.load(tmp_path / "model.emfed").summary()
     assert again.table == there.summary().table

@@ -53,7 +53,10 @@ def test_numbers_are_read_to_the_last_bit(value: float, tmp_path: Path) -> None:
 BAD: dict[str, tuple[str | bytes, str]] = {
     "empty": ("", "is empty"),
     "header only": ("a,b\n", "no rows"),
-    "semicolons": ("a;b\n1,5;2,5\n3,5;4,5\n", "semicolons: say --separator ';'"),
+    "semicolons": ("a;b\n1,5;2,5\n3,5;4,5\n", "parted by ';': say --separator ';' (and --decimal"),
+    "bars": ("a|b\n1|2\n3|4\n", "parted by '|': say --separator '|'."),
+    "tabs in a csv": ("a\tb\n1\t2\n3\t4\n", "parted by tab: say --separator tab."),
+    "spaces": ("a b\n1 2\n3 4\n", "parted by space: say --separator space."),
     "decimal commas": ('a,b\n"1,5",2\n"-2,5",3\n', "has a decimal comma: say --decimal ,"),
     "two of one name": ("a,b,a\n1,2,3\n4,5,6\n", "two columns called 'a'"),
     "two without a name": ("a,,\n1,2,3\n", "two columns without a name"),

@@ -13,7 +13,7 @@ import pytest
 from sklearn import datasets
 
 import emfed
-from emfed.core.protocols import FloatArray, View
+from emfed.core.protocols import FloatArray, IntArray, View
 from emfed.core.records import RoundRecord
 from emfed.core.storage import load_checkpoint
 from emfed.fitting import serve
@@ -166,8 +166,9 @@ def test_neighbours_begin_where_each_other_ended() -> None:
     def worth(model: Any, statistics: FloatArray) -> float:
         return float(model.log_likelihood(rows, model.maximize(statistics)))
 
-    (more,) = with_one_more(three.model, two.model, two.statistics)
-    (less,) = with_one_less(two.model, three.model, three.statistics)
+    more, *others = with_one_more(three.model, two.model, two.statistics)
+    less, *_ = with_one_less(two.model, three.model, three.statistics)
+    assert len(others) == 1  # of two, either is split
     # Halves of a Gaussian lose next to nothing, and two that are one lose what they differed by.
     assert worth(three.model, more) > two.log_likelihood(rows) - 0.05
     assert worth(two.model, less) < three.log_likelihood(rows)
@@ -411,3 +412,28 @@ def test_a_fit_that_newcomers_join_is_led_on_for_all(tmp_path: Path) -> None:
 
     before, after = (served(moves).log_likelihood(pooled(data)) for moves in (0, 3))
     assert after > before + 0.04
+
+
+class Deaf(StackedFederation):
+    """Its third worker answers rounds and never a question."""
+
+    heard = 0
+
+    def ask(self, question: Any, weights: FloatArray) -> FloatArray:
+        self.heard += 1
+        return super().ask(question, np.where(np.arange(len(weights)) == 2, 0.0, weights))
+
+    @property
+    def missed(self) -> IntArray:
+        return np.array([2] if self.heard else [], dtype=np.int64)
+
+
+def test_likelihoods_of_some_alone_are_not_compared() -> None:
+    """Without the rows of one, half of all moves would seem to gain: the fit ends as without."""
+    model, data, seed = CASES["diag"]
+    network = Deaf(emfed.data.as_workers(data))
+    ended = emfed.fit(model, network, seed=seed)
+    before = emfed.fit(model, data, seed=seed, moves=0)
+    assert network.heard == 1
+    np.testing.assert_array_equal(ended.statistics, before.statistics)
+    assert ended.converged

@@ -389,7 +389,7 @@ def test_kill_9_of_workers_and_of_the_server(tmp_path: Path) -> None:
     while not (tmp_path / "answer.npy").exists():
         server = context.Process(target=serve_once, args=(tmp_path, rounds))
         server.start()
-        server.join(timeout=None if kills >= 6 else float(rng.uniform(0.15, 0.6)))
+        server.join(timeout=None if kills >= 6 else float(rng.uniform(0.05, 0.25)))
         if server.is_alive():
             server.kill()
             server.join()

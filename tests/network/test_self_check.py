@@ -257,3 +257,20 @@ def test_means_that_a_few_rows_make_are_no_mistake(tails: str) -> None:
         warnings.simplefilter("always")
         emfed.fit(emfed.gaussian_mixture(1, "diag"), rows, groups=np.arange(300) % 4)
     assert not [str(w.message) for w in told if "looks" in str(w.message)]
+
+
+@pytest.mark.parametrize("own_file", [True, False], ids=["each file counts", "one table counts"])
+def test_a_column_that_counts_the_rows_is_named(own_file: bool) -> None:
+    rng = np.random.default_rng(0)
+    rows, groups = rng.normal(size=(300, 2)), rng.choice(["north", "south", "west"], 300)
+    number = np.arange(1.0, 301.0)
+    if own_file:
+        for name in np.unique(groups):
+            number[groups == name] = np.arange(1, (groups == name).sum() + 1)
+    table = np.column_stack([number, rows])
+    with pytest.warns(emfed.EmfedWarning, match="column '0': it counts the rows"):
+        emfed.fit(emfed.gaussian_mixture(1, "diag"), table, groups=groups)
+    years = np.column_stack([np.sort(rng.integers(1950, 2020, 300)), rows])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", emfed.EmfedWarning)
+        emfed.fit(emfed.gaussian_mixture(1, "diag"), years, groups=groups)

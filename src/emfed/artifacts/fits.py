@@ -246,6 +246,8 @@ def _course(result: Result) -> Section:
             Panel([Series(label, sent[known], squared[known])], BYTES, "$|H|^2$"),
         ]
         caption = "How far the model still moves: |H|² is zero where EM stands still."
+        if any(record.round and not record.asked for record in result.records):
+            caption += f" Where it jumps up, a {words.part} was moved to look for a better model."
         figures.append(Figure(caption, panels, apart=True))
     hits = result.guard_hits
     followed = (
@@ -571,6 +573,8 @@ def _selection(result: Result) -> list[Section]:
         f"These numbers of {many} ran side by side in the same rounds, so |H|² and bytes are "
         f"those of all of them together. The model is the one with the smallest {by.upper()}."
     )
+    if any(record.round and not record.asked for record in result.records):
+        text += " It was led on from other starts, and so were its neighbours."
     if result.privacy is not None:
         text = (
             "A part of the budget told how much more log-density all rows have under a start of "

@@ -286,7 +286,7 @@ class Result:
 
         Parameters
         ----------
-        data : table, path or Source
+        data : table, path, Source, or dict or list of tables
             The rows, with the columns of the fit; other columns of a data frame are left out.
 
         Returns
@@ -294,7 +294,10 @@ class Result:
         Result
             The same result with its uncertainty.
         """
-        rows, _ = self._inner(data)
+        tables = data.values() if isinstance(data, Mapping) else data
+        several = isinstance(data, (Mapping, list, tuple)) and all(np.ndim(t) > 1 for t in tables)
+        own = [self._inner(table)[0] for table in (tables if several else [data])]
+        rows = own[0] if len(own) == 1 else np.concatenate(own)
         chart = errors.Chart.at(self.model, self.statistics, self.samples)
         told = [self.model.expected_statistics(rows, params) for params in chart.questions()]
         return replace(self, uncertainty=chart.root(np.array(told), self.samples)[0])

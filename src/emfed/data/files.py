@@ -241,11 +241,14 @@ def _read_text(content: bytes, separator: str, where: str, form: TextForm) -> An
 
     text = _decoded(content, form, where)
     _, head = next(_lines(text, separator, where), (1, []))
-    if len(head) == 1 and separator != ";" and ";" in head[0]:
-        raise DataError(
-            f"{where}: its columns are parted by semicolons: say --separator ';' (and --decimal , "
-            "if it writes 1,5 for one and a half)."
-        )
+    parts = (";", "\t", "|", " ") if len(head) == 1 else ()
+    if other := next((mark for mark in parts if mark != separator and mark in head[0].strip()), ""):
+        word = {"\t": "tab", " ": "space"}.get(other, f"'{other}'")
+        more = " (and --decimal , if it writes 1,5 for one and a half)" if other == ";" else ""
+        if other != " " or _columns_of(text, other) > 1:  # a name may hold a space
+            raise DataError(
+                f"{where}: its columns seem to be parted by {word}: say --separator {word}{more}."
+            )
     names = _names(head, where)
     source = io.BytesIO(text.encode())
     options: dict[str, Any] = {"separator": separator, "infer_schema": False, "glob": False}
@@ -258,6 +261,12 @@ def _read_text(content: bytes, separator: str, where: str, form: TextForm) -> An
         _check_lengths(text, separator, len(names), where)  # polars fills up short rows
     frame.columns = names
     return frame
+
+
+def _columns_of(text: str, separator: str) -> int:
+    """The columns that the first lines have with a separator, if they agree; else one."""
+    widths = {len(line.split(separator)) for line in text.splitlines()[:20] if line.strip()}
+    return widths.pop() if len(widths) == 1 else 1
 
 
 def _lines(text: str, separator: str, where: str) -> Iterator[tuple[int, list[str]]]:

@@ -58,7 +58,7 @@ from emfed.fitting.selection import (
     within_rows,
     without_empty,
 )
-from emfed.fitting.session import Session, digest, recast
+from emfed.fitting.session import Session, digest, of_everyone, recast
 from emfed.fitting.settings import TOL, FitSettings
 from emfed.fitting.starts import NOT_INSIDE, search
 from emfed.fitting.stopping import PATIENCE, Callback, Monitor, Stop, remaining
@@ -305,7 +305,8 @@ def _settle_best(course: _Course, moves: Moves) -> None:
     """End at the best place of the candidate that is led on, if everyone says what it is worth."""
     moves.go_back(course.run)
     with contextlib.suppress(ParticipationError):  # what it was worth before is known
-        course.candidates.settle(course.run.ask("values"))
+        told = of_everyone(course.run.session, lambda: course.run.ask("values"))
+        course.candidates.settle(told)
 
 
 def _settled_course(

@@ -47,7 +47,7 @@ from emfed.core.protocols import (
 from emfed.core.records import Records, RoundRecord
 from emfed.core.storage import DISK, Disk, load_checkpoint, save_checkpoint
 from emfed.core.wire import count_sizes, floats_size, numbers_size
-from emfed.fitting.session import Session, recast
+from emfed.fitting.session import Session, of_everyone, recast
 from emfed.fitting.stopping import PATIENCE, Callback, Monitor, Stop
 from emfed.fitting.verifying import better, lifted, verify
 from emfed.models.side_by_side import leave_out_thin
@@ -761,7 +761,7 @@ class Run(Rounds):
         if self.lifts == MOST_LIFTS or self.session.supports is not None:
             return False
         with contextlib.suppress(ParticipationError):  # who is not there cannot tell
-            if (there := lifted(self)) is not None:
+            if (there := of_everyone(self.session, lambda: lifted(self))) is not None:
                 self.lifts += 1
                 self.restart(there)
                 return True

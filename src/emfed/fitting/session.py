@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Self, final
+from typing import Any, Literal, Self, TypeVar, final
 
 import numpy as np
 
@@ -36,6 +36,7 @@ from emfed.network.prices import Prices
 from emfed.network.sums import add_up_opening
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 QUESTION_LOSS = 1e-12
 """Nats per row that rounding the parameters of a question may cost: entropies, which are no maximum
 there, then keep eight digits."""
@@ -469,6 +470,14 @@ class Session:
             "data": data.hexdigest(),
             "workers": None if names is None else digest("\0".join(names).encode()),
         }
+
+
+def of_everyone(session: Session, ask: Callable[[], T]) -> T:
+    """What everyone says: of some alone, likelihoods and statistics do not compare."""
+    missed, told = session.missed, ask()
+    if session.missed > missed:
+        raise ParticipationError("somebody did not answer.")
+    return told
 
 
 def recast(before: Model, after: Model, statistics: FloatArray) -> FloatArray:

@@ -198,6 +198,7 @@ def suspicions(
         mine = values[:, column]
         words = _codes(mine, others.mean[column], others.variance[column])
         words = words or _sentinel(mine, others.mean[column], others.variance[column])
+        words = words or _counted(mine, share)
         if words is None and column in far and column not in done:
             words = _changed(own, others, column, _is_code(mine))
         if words is not None:
@@ -331,6 +332,17 @@ def _sentinel(values: FloatArray, mean: float, variance: float) -> str | None:
                 f"{count} rows hold {code:.0f}, far from all others: if it stands for a value that "
                 "is not known, empty those cells"
             )
+    return None
+
+
+def _counted(values: FloatArray, share: float) -> str | None:
+    """Whole numbers that grow from row to row as a count of this site's rows, or of all, does."""
+    steps = np.diff(values)
+    if not (np.all(np.isfinite(values)) and np.all(steps >= 1) and np.all(values % 1 == 0)):
+        return None
+    for each in (1.0, 1 / share):  # in a file of its own, or among the rows of all
+        if 0 <= values[0] <= 5 * each and abs(steps.mean() / each - 1) < 0.1:
+            return "it counts the rows: if it is a number of rows or people, leave it out"
     return None
 
 
