@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +14,12 @@ from sklearn import datasets
 
 import emfed
 from emfed.core.protocols import FloatArray, IntArray, View
+from emfed.core.records import RoundRecord
 from emfed.core.storage import load_checkpoint
-from emfed.fitting.moving import merged_and_split, with_one_less, with_one_more
+from emfed.fitting import serve
+from emfed.fitting.moving import Moves, merged_and_split, with_one_less, with_one_more
 from emfed.fitting.serving import _best_of
+from emfed.fitting.session import Session
 from emfed.models.components import thin
 from emfed.network import (
     FaultPlan,
@@ -299,6 +305,113 @@ def test_a_stage_that_ends_while_components_are_moved_hands_on_the_best(tmp_path
     arrays, about = load_checkpoint(single)
     np.testing.assert_array_equal(_best_of(arrays, about)[1], ended_alone.statistics)
     assert not np.array_equal(arrays["statistics"], ended_alone.statistics)
+
+
+def test_what_was_gained_before_a_stage_ends_is_handed_on() -> None:
+    """Of the candidate that is led on it is the best place so far, not where it was turned to."""
+    told = {"led_on": [1], "converged": [1, 0]}
+    about = {"hooks": {"candidates": told}, "view": View((1,)).describe()}
+    arrays = {f"hooks/candidates/{j}/statistics": np.full(j + 1, float(j)) for j in range(2)}
+    view, before = _best_of(arrays, about)
+    assert view.parts == (0, 1)
+    np.testing.assert_array_equal(before, [0.0, 1.0, 1.0])
+    _, gained = _best_of(arrays | {"kept": np.array([5.0, 6.0])}, about)
+    np.testing.assert_array_equal(gained, [0.0, 5.0, 6.0])
+
+
+def test_an_error_while_components_are_moved_carries_the_best() -> None:
+    model, data, seed = CASES["diag"]
+    ended = emfed.fit(model, data, seed=seed, moves=0)
+    last = emfed.fit(model, data, seed=seed).rounds
+    rows = pooled(data)
+
+    def fail(record: RoundRecord, stop: int) -> None:
+        if record.round >= stop:
+            raise OSError("no more")
+
+    for stop in range(ended.rounds + 1, last, 9):
+        with pytest.raises(OSError, match="no more") as caught:
+            emfed.fit(model, data, seed=seed, callbacks=[partial(fail, stop=stop)])
+        reached = vars(caught.value)["result"]
+        assert reached.log_likelihood(rows) > ended.log_likelihood(rows) - 1e-5
+        assert not reached.converged
+
+
+def test_a_callback_ends_the_fit_in_the_round_that_gives_up_a_move(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, data, seed = CASES["diag"]
+    given_up: list[int] = []
+    look = Moves.__call__
+
+    def noted(moves: Moves, record: RoundRecord) -> bool:
+        given_up.extend([record.round] if look(moves, record) else [])
+        return moves.hopeless
+
+    monkeypatch.setattr(Moves, "__call__", noted)
+    whole = emfed.fit(model, data, seed=seed)
+    first_time = given_up[0]
+    assert first_time < whole.rounds
+    halt = [lambda record: record.round == first_time]
+    assert emfed.fit(model, data, seed=seed, callbacks=halt).rounds == first_time
+
+
+@pytest.mark.parametrize("options", [{}, {"n_components": "5:6"}], ids=["one number", "a range"])
+def test_ctrl_c_between_rounds_ends_the_fit_where_it_was_best(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Questions about the place that a move came to are no round, and are not cut either."""
+    model, data, seed = CASES["diag"]
+    rows, asked, at = pooled(data), list[int](), [0]
+    ended = emfed.fit(model, data, seed=seed, moves=0, **options)
+    ask = Session.ask
+
+    def counted(session: Session, *args: Any, **about: Any) -> Any:
+        asked.append(0)
+        if len(asked) == at[0]:
+            os.kill(os.getpid(), signal.SIGINT)
+        return ask(session, *args, **about)
+
+    monkeypatch.setattr(Session, "ask", counted)
+    whole = emfed.fit(model, data, seed=seed, **options)
+    for at[0] in range(len(asked) - 6, len(asked)):
+        asked.clear()
+        result = emfed.fit(model, data, seed=seed, **options)
+        assert result.stopped == "interrupted"
+        assert result.rounds <= whole.rounds
+        assert result.bic(rows) < ended.bic(rows) + 1e-2
+
+
+def test_who_is_away_while_components_are_moved_costs_nothing() -> None:
+    """The others go on from the best place and not from one that is tried."""
+    model, data = emfed.gaussian_mixture(5, "diag"), WINE
+    ended = emfed.fit(model, data, seed=1, moves=0)
+    away = {1: (ended.rounds + 9, ended.rounds + 40)}
+    inner = StackedFederation(emfed.data.as_workers(data))
+    result = emfed.fit(model, FaultyFederation(inner, FaultPlan(away=away)), seed=1)
+    assert (result.worker_weights > 0).all()
+    assert result.converged
+    assert result.log_likelihood(pooled(data)) > ended.log_likelihood(pooled(data)) - 1e-5
+
+
+def test_a_fit_that_newcomers_join_is_led_on_for_all(tmp_path: Path) -> None:
+    """The stage before left the start of this one: nobody gave it, and it is no less led on."""
+    model, data, seed = CASES["diag"]
+    *names, late = data
+
+    def served(moves: int) -> emfed.Result:
+        where = tmp_path / str(moves)
+        sites = {name: Site(table, where / name, rules=OPEN) for name, table in data.items()}
+        transport = LocalTransport({name: sites[name] for name in names})
+        come = [lambda record: transport.sites.update({late: sites[late]})]
+        common: dict[str, Any] = {"seed": seed, "masks": False, "moves": moves}
+        found = serve(model, None, transport, where / "server", callbacks=come, **common)
+        assert found.stage == 2
+        assert found.result.converged
+        return found.result
+
+    before, after = (served(moves).log_likelihood(pooled(data)) for moves in (0, 3))
+    assert after > before + 0.04
 
 
 class Deaf(StackedFederation):

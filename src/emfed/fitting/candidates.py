@@ -159,7 +159,8 @@ class Candidates:
     def _together_again(self, run: Run) -> None:
         """All that had converged go on side by side, as before any was led on."""
         places = tuple(p for p, left in sorted(self.dropped.items()) if left.converged)
-        starts = [self.dropped.pop(place).statistics for place in places]
+        reached = {self.alive[0]: run.state.statistics[run.model.cuts[0]]}  # its best place
+        starts = [reached.get(p, self.dropped.pop(p).statistics) for p in places]
         models = [self._bound.part(place) for place in places]
         inside = [
             own if model.inside(own) else model.statistics_of(model.start(run.seed))

@@ -48,7 +48,7 @@ from emfed.fitting.climbing import Climb
 from emfed.fitting.moving import Moves, can_move
 from emfed.fitting.private import private_result, private_run, remarks_of
 from emfed.fitting.progress import progress
-from emfed.fitting.rounds import WAIT_SECONDS, WAITS, Run, remembered
+from emfed.fitting.rounds import WAIT_SECONDS, WAITS, Run, interrupts, remembered
 from emfed.fitting.selection import (
     Selection,
     choose,
@@ -117,6 +117,8 @@ class Watch:
     resume: bool = False
     curve: bool = False
     """Whether the objective in the records is found out at the end, for some of the rounds."""
+    leads_on: bool = False
+    """Whether components may be moved, though a stage before has left the start."""
 
     def __post_init__(self) -> None:
         for callback in self.callbacks:
@@ -229,24 +231,26 @@ def _make_rounds(
     curve = Curve() if watch.curve else None
     own: list[Any] = [hook for hook in (climb, candidates if len(parts) > 1 else None) if hook]
     moves = None
-    if settings.leads_on and can_move(session, parts, algorithm, settings.is_auto):
+    leads_on = settings.leads_on or watch.leads_on
+    if leads_on and can_move(session, parts, algorithm, settings.is_auto):
         moves = Moves(settings.moves)
         own.append(moves)
     hooks = _onlookers(run, own, curve, watch, goes_on)
     exact = begun is not None and isinstance(settings.start, str)
-    if tolerance and _nothing_left(session, climb, parts if exact else ()):
-        stopped, run.confirmed = "nats", True
-    elif moves is not None and moves.hopeless:  # so the checkpoint says
-        stopped = "callback"
-    else:
-        stopped = _until(run, stop, hooks, watch, climb)
-    course = _Course(run, view, begun, stop, stopped, tolerance, climb, candidates, curve)
-    course = _settled_course(course, own, hooks, watch, remarks) if tolerance else course
-    if len(parts) == 1:
-        return course
-    if moves is None or not tolerance:
-        return _compared(course, hooks, watch)
-    return _led_on(course, moves, own, hooks, watch)
+    with interrupts():  # between rounds, too: what they reached is there
+        if tolerance and _nothing_left(session, climb, parts if exact else ()):
+            stopped, run.confirmed = "nats", True
+        elif moves is not None and moves.hopeless:  # so the checkpoint says
+            stopped = "nats"
+        else:
+            stopped = _until(run, stop, hooks, watch, climb)
+        course = _Course(run, view, begun, stop, stopped, tolerance, climb, candidates, curve)
+        course = _settled_course(course, own, hooks, watch, remarks) if tolerance else course
+        if len(parts) == 1:
+            return course
+        if moves is None or not tolerance:
+            return _compared(course, hooks, watch)
+        return _led_on(course, moves, own, hooks, watch)
 
 
 CONVERGED = ("nats", "tolerance")
@@ -261,8 +265,6 @@ def _led_on(
     all had converged before.
     """
     run, candidates, stopped = course.run, course.candidates, course.stopped
-    if stopped == "callback" and moves.hopeless:  # of a run that goes on
-        stopped = "nats"
     while stopped in CONVERGED:
         if not candidates.led_on:
             course = _compared(replace(course, stopped=stopped), hooks, watch)
@@ -272,7 +274,7 @@ def _led_on(
             candidates.settle(known(course.told))
         else:
             while stopped in CONVERGED and candidates.led_on and moves.move(run):
-                stopped = _goes_on(course, moves, own, hooks, watch)
+                stopped = _goes_on(course, own, hooks, watch)
             if not (candidates.led_on and stopped in CONVERGED):
                 continue
             _settle_best(course, moves)
@@ -283,7 +285,7 @@ def _led_on(
         moves.begin(run, candidates.beside(place), left.values[None] if left.converged else None)
         if not left.converged:  # others had promised more
             run.restart(run.state.statistics)
-            stopped = _goes_on(course, moves, own, hooks, watch)
+            stopped = _goes_on(course, own, hooks, watch)
     if not candidates.led_on:
         return _compared(replace(course, stopped=stopped), hooks, watch)
     if stopped not in CONVERGED and run.kept is not None:
@@ -292,14 +294,11 @@ def _led_on(
     return replace(course, stopped=stopped if stopped in ("interrupted", "callback") else "nats")
 
 
-def _goes_on(
-    course: _Course, moves: Moves, own: Sequence[Any], hooks: Sequence[Callback], watch: Watch
-) -> str:
-    """Rounds from where the run stands now, until they end; hopeless ones have converged before."""
+def _goes_on(course: _Course, own: Sequence[Any], hooks: Sequence[Callback], watch: Watch) -> str:
+    """Rounds from where the run stands now, until they end."""
     for hook in own:
         hook.attach(course.run)
-    stopped = _until(course.run, course.stop, hooks, watch, course.climb)
-    return "nats" if stopped == "callback" and moves.hopeless else stopped
+    return _until(course.run, course.stop, hooks, watch, course.climb)
 
 
 def _settle_best(course: _Course, moves: Moves) -> None:
@@ -318,19 +317,13 @@ def _settled_course(
     remarks: list[str],
 ) -> _Course:
     """Go on while a component can be put to better use; undo a run that did only harm."""
-    run, stop, climb, stopped = course.run, course.stop, course.climb, course.stopped
+    run, climb, stopped = course.run, course.climb, course.stopped
     moves = next((hook for hook in own if isinstance(hook, Moves)), None)
     alone = all(hook is not course.candidates for hook in own)
-    while True:
-        if stopped == "callback" and moves is not None and moves.hopeless:
-            stopped = "nats"
-        if not (alone and stopped in CONVERGED):
-            break
+    while alone and stopped in CONVERGED:
         if not (_reseed(run) or (moves is not None and moves.move(run))):
             break
-        for hook in own:
-            hook.attach(run)
-        stopped = _until(run, stop, hooks, watch, climb)
+        stopped = _goes_on(course, own, hooks, watch)
     if alone and moves is not None and moves.gained:
         course = replace(course, begun=None)  # validation goes on from the end
     if alone and moves is not None and moves.go_back(run):
@@ -609,12 +602,16 @@ def _reseed(run: Run) -> bool:
 def _until(
     run: Run, stop: Stop, hooks: Sequence[Callback], watch: Watch, climb: Climb | None
 ) -> str:
-    """The rounds; an error carries what they had reached."""
+    """The rounds; an error carries what they had reached.
+
+    Those that a move alone gave up had converged before.
+    """
     with _carrying_result(run):
         stopped = run.until(stop, hooks, watch.checkpoint, watch.checkpoint_every)
     if stopped == "callback" and climb is not None and climb.settled:
         stopped, run.confirmed = "nats", True  # EM's own steps are full passes
-    return stopped
+    given_up = all(isinstance(hook, Moves) for hook in run.ended_by)
+    return "nats" if stopped == "callback" and given_up else stopped
 
 
 @contextlib.contextmanager
@@ -623,6 +620,8 @@ def _carrying_result(run: Run) -> Iterator[None]:
     try:
         yield
     except Exception as error:
+        if run.kept is not None:  # and not where it tries a move
+            run.move(run.kept)
         with contextlib.suppress(Exception):  # the parameters may be what cannot be computed
             setattr(error, "result", result_of(run, "error"))  # noqa: B010 (any exception)
         raise

@@ -101,6 +101,8 @@ class Rounds(ABC):
         self.records = Records()
         self.evaluations, self.seconds = 0, 0.0
         self._charged = np.zeros(4, dtype=np.int64)
+        self.ended_by: list[Callback] = []
+        """Callbacks that have said, of the last round, that the run is to end."""
 
     @abstractmethod
     def step(self) -> RoundRecord:
@@ -174,10 +176,10 @@ class Rounds(ABC):
                     continue
                 crashes = 0
                 idle = 0 if record.answered else idle + 1
-                asked = [callback(record) for callback in callbacks]
+                self.ended_by = [hook for hook in callbacks if hook(record) is True]
                 if interrupted():
                     reason = "interrupted"
-                elif any(answer is True for answer in asked):
+                elif self.ended_by:
                     reason = "callback"
                 else:
                     reason = "silence" if idle >= PATIENCE else self.reason(stop)
@@ -650,8 +652,9 @@ class Run(Rounds):
         """A round that makes no step: who is here has changed, and the model is bound to them.
 
         What came was computed for the model before, so nothing of it is taken. The run goes on at
-        the parameters reached, and memories start at zero, at both ends: the server need not know
-        any V_i to be rid of it. A search for a start begins anew instead, by `MembersChanged`.
+        the parameters reached (the best, while it tries others), and memories start at zero, at
+        both ends: the server need not know any V_i to be rid of it. A search for a start begins
+        anew instead, by `MembersChanged`.
         """
         if self.purpose != "round":
             raise MembersChanged(f"who is here changed in round {request.round} of a search.")
@@ -660,7 +663,8 @@ class Run(Rounds):
             self.state = self._attended(self.state)
             statistics = self.state.statistics
         else:
-            statistics = recast(before, model, self.state.statistics)
+            reached = self.state.statistics if self.kept is None else self.kept
+            statistics = recast(before, model, reached)
         if not model.inside(statistics):  # the parameters fit these rows so badly: begin anew
             statistics = model.statistics_of(model.start(self.seed))
         self.first = statistics  # of other rows, what it was before does not compare
@@ -912,20 +916,32 @@ def under(prefix: str, arrays: dict[str, Any]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def interrupts() -> Iterator[Callable[[], bool]]:
-    """Turn the first Ctrl-C into a flag, so that a round is never cut; the second one raises."""
-    seen = threading.Event()
-    default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    if threading.current_thread() is not threading.main_thread() or not default:
-        yield seen.is_set
+    """Turn the first Ctrl-C into a flag, so that a round is never cut; the second one raises.
+
+    Within another such block the flag is that block's, so that none is lost between rounds.
+    """
+    handle = _Interrupt()
+    before = signal.getsignal(signal.SIGINT)
+    here = threading.current_thread() is threading.main_thread()
+    if not here or before is not signal.default_int_handler:
+        outer = before if here and isinstance(before, _Interrupt) else handle
+        yield outer.seen.is_set
         return
-
-    def handle(number: int, frame: Any) -> None:
-        if seen.is_set():
-            raise KeyboardInterrupt
-        seen.set()
-
     signal.signal(signal.SIGINT, handle)
     try:
-        yield seen.is_set
+        yield handle.seen.is_set
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@final
+class _Interrupt:
+    """What Ctrl-C calls while a run makes rounds."""
+
+    def __init__(self) -> None:
+        self.seen = threading.Event()
+
+    def __call__(self, number: int, frame: Any) -> None:
+        if self.seen.is_set():
+            raise KeyboardInterrupt
+        self.seen.set()

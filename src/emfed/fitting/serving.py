@@ -225,7 +225,8 @@ def serve(
         if stage.number > 1:
             now = _reached(now, where / f"stage-{stage.number - 1:04d}")
         change = _Change(federation, admit)
-        watch = Watch((*hooks, change), None, folder / CHECKPOINT, 1, resume=True)
+        kept = folder / CHECKPOINT
+        watch = Watch((*hooks, change), None, kept, 1, resume=True, leads_on=settings.leads_on)
         fitted: Fitted | None = None
         try:
             fitted = run_fit(now, federation, watch)
@@ -335,8 +336,11 @@ def _best_of(arrays: Mapping[str, Any], about: Mapping[str, Any]) -> tuple[View,
     told = about["hooks"].get("candidates", {})
     if told.get("led_on"):  # one after the other: all of them go on
         places = tuple(sorted(told["converged"]))
-        own = [arrays[f"hooks/candidates/{place}/statistics"] for place in places]
-        return View(places), np.concatenate(own)
+        own = {place: arrays[f"hooks/candidates/{place}/statistics"] for place in places}
+        if "kept" in arrays:
+            (now,) = View.read(about["view"]).parts or ()
+            own[now] = arrays["kept"]
+        return View(places), np.concatenate(list(own.values()))
     return View.read(about["view"]), arrays.get("kept", arrays["statistics"])
 
 
