@@ -17,7 +17,7 @@ from emfed.core.protocols import FloatArray, IntArray, View
 from emfed.core.records import RoundRecord
 from emfed.core.storage import load_checkpoint
 from emfed.fitting import serve
-from emfed.fitting.moving import Moves, merged_and_split, with_one_less, with_one_more
+from emfed.fitting.moving import Moves, _pairs, merged_and_split, with_one_less, with_one_more
 from emfed.fitting.serving import _best_of
 from emfed.fitting.session import Session
 from emfed.models.components import thin
@@ -437,3 +437,18 @@ def test_likelihoods_of_some_alone_are_not_compared() -> None:
     assert network.heard == 1
     np.testing.assert_array_equal(ended.statistics, before.statistics)
     assert ended.converged
+
+
+def test_of_many_components_the_nearest_pairs_are_tried() -> None:
+    """Forty Gaussians in pairs that touch: some of them are merged, and not all 780 are tried."""
+    rng = np.random.default_rng(0)
+    centres = np.repeat(np.arange(20.0) * 50, 2) + np.tile([0.0, 2.0], 20)
+    rows = rng.normal(np.repeat(centres, 20)[:, None], 1, (800, 2))
+    data = {str(j): rows[j::4] for j in range(4)}
+    params = emfed.models.GaussianParameters(
+        np.full(40, 1 / 40), np.repeat(centres[:, None], 2, axis=1), np.ones((40, 2))
+    )
+    run = emfed.fitting.open_run(emfed.gaussian_mixture(40, "diag"), data, start=params)
+    pairs = _pairs(run.model, run.state.statistics)
+    assert len(pairs) == 100
+    assert all(one % 2 == 0 and free == one + 1 for one, free in pairs[:20])
