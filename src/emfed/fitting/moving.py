@@ -291,7 +291,7 @@ def _nearest(model: Any, statistics: FloatArray) -> list[tuple[int, int]]:
     parts = model.layout.split(statistics)
     mass = parts["mass"][:, None]
     own = [v.reshape(len(v), -1) / mass for n, v in parts.items() if n not in ("mass", "total")]
-    told = np.concatenate([np.log(mass), *own], axis=1)
+    told = np.concatenate(own, axis=1)
     spread = told.std(axis=0)
     told = told / np.where(spread > 0, spread, 1.0)
     one, other = np.array(pairs).T

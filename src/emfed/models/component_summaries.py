@@ -48,7 +48,7 @@ class Portrait:
     covariances: FloatArray | None = None
     """``(K, c)`` and ``(K, c, c)``, or variances ``(K, c)``; None where rows have none."""
     levels: Mapping[str, FloatArray] = field(default_factory=dict)
-    """Of features that are categories, the probability of each, ``(K, categories)``."""
+    """The probability of each category of features that are categories, ``(K, categories)``."""
     legend: str = ""
     """What the numbers of a cell are, where the cell does not say it."""
 
