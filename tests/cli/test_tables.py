@@ -242,6 +242,16 @@ FORMS: dict[str, tuple[bytes, list[str]]] = {
     "utf-16": ("a,b\n1.5,2\n3,4\n".encode("utf-16"), ["--encoding", "utf-16"]),
     "truth": (b"a,b\n1.5,2\n3,4\n", []),
 }
+ONE_COLUMN = ("mean height", "P(x|y)")
+"""Names that hold what parts columns elsewhere."""
+
+
+@pytest.mark.parametrize("name", ONE_COLUMN)
+def test_one_column_may_have_any_name(name: str, emfed_shell: Shell) -> None:
+    emfed_shell.write("one.csv", f"{name}\n1.5\n3\n4\n".encode())
+    code, out, err = emfed_shell("fit", "one.csv", "-k", 1, "--json")
+    assert code in (0, 3), err
+    assert json.loads(out)["rows"] == 3
 
 
 @pytest.mark.parametrize("name", FORMS)

@@ -245,7 +245,7 @@ def _read_text(content: bytes, separator: str, where: str, form: TextForm) -> An
     if other := next((mark for mark in parts if mark != separator and mark in head[0].strip()), ""):
         word = {"\t": "tab", " ": "space"}.get(other, f"'{other}'")
         more = " (and --decimal , if it writes 1,5 for one and a half)" if other == ";" else ""
-        if other != " " or _columns_of(text, other) > 1:  # a name may hold a space
+        if other == ";" or _columns_of(text, other) > 1:  # a name may hold a space or a bar
             raise DataError(
                 f"{where}: its columns seem to be parted by {word}: say --separator {word}{more}."
             )

@@ -106,11 +106,10 @@ def lifted(run: Run) -> FloatArray | None:
 def _near_zero(model: Any, statistics: FloatArray) -> BoolArray:
     """Which numbers are near zero beside others of their piece, and below it nothing at all."""
     small = statistics < NEAR_ZERO * _largest(model, statistics)
-    for place in np.flatnonzero(small).tolist():
-        below = statistics.copy()
-        below[place] = -abs(statistics[place]) - 1e-6
-        small[place] = model.protect(statistics, below)[place] > below[place]
-    return small
+    if not small.any():
+        return small
+    below = np.where(small, -np.abs(statistics) - 1e-6, statistics)
+    return np.asarray(small & (model.protect(statistics, below) > below))
 
 
 def _largest(model: Any, statistics: FloatArray) -> FloatArray:
