@@ -1,0 +1,144 @@
+"""The contract between a fit and its workers: a fit asks for sums (docs/decisions/001).
+
+A fit is a generator without I/O. It yields an `Ask` and is sent the `Sum` over all workers; its
+return value is what the fit came to. Whoever drives it decides how the sum comes about: a loop in
+one process, stacked arrays, Ray's actors, or sites that each follow the same fit and add their
+parts through a relay. The fit cannot tell the difference.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+FloatArray = NDArray[np.float64]
+T = TypeVar("T")
+
+Mean = Callable[[Any, Any], FloatArray]
+"""From a block of rows ``(workers, rows, ...)`` and its weights ``(workers, rows)``, or None where
+all are 1, to the weighted mean over the rows of each worker, ``(workers, numbers)``."""
+
+
+class Rows(Protocol):
+    """The rows that one driver holds: of one site, or of all workers in one process."""
+
+    @property
+    def total(self) -> float:
+        """The sum of the rows' weights, which is their number where they have none."""
+
+    def sum(self, mean: Mean) -> FloatArray:
+        """The weighted sum over all rows of a function that gives means over blocks of rows."""
+
+
+@dataclass(frozen=True)
+class Precision:
+    """How fine a sum must be, and where it is expected: one number each, or one a coordinate.
+
+    Parameters
+    ----------
+    step : array
+        The unit that the sum is rounded to, a power of two.
+    centre : array
+        The value that the fit expects.
+    reach : array
+        How far from it the sum may be. A sum beyond is noticed and asked for again with more
+        bits, so this is a matter of bytes and never of the answer.
+    """
+
+    step: FloatArray
+    centre: FloatArray
+    reach: FloatArray
+
+    @property
+    def bits(self) -> NDArray[np.int64]:
+        """The bits that each number takes where only the sum must have room."""
+        room = 2 * np.asarray(self.reach) / np.asarray(self.step) + 2
+        return np.ceil(np.log2(room)).astype(np.int64)
+
+
+class Ask(ABC):
+    """What every worker computes from its rows at the state that the fit has reached.
+
+    `part` is a sum over rows of a function of the row and of that state, and depends on nothing
+    else: that is what makes masked sums tell the sum alone.
+    """
+
+    purpose: str = "round"
+    """The kind of message in the ledger: opening, start, round or closing."""
+
+    @property
+    @abstractmethod
+    def size(self) -> int:
+        """How many numbers the sum has."""
+
+    @property
+    @abstractmethod
+    def precision(self) -> Precision | None:
+        """How fine the sum must be; None: exact to 64-bit floats, as in the opening."""
+
+    @abstractmethod
+    def part(self, rows: Rows) -> FloatArray:
+        """The sum over these rows, ``(size,)``."""
+
+    @abstractmethod
+    def words(self) -> str:
+        """What is asked, for the owner's journal."""
+
+    @abstractmethod
+    def digest(self) -> bytes:
+        """What all members must agree on before they add: the state that the ask is about."""
+
+
+@dataclass(frozen=True, eq=False)
+class Sum:
+    """What a fit is sent: the sum over all workers that took part.
+
+    Parameters
+    ----------
+    value : array of shape (size,)
+        The sum.
+    rows : float
+        The sum of the weights of all rows in it.
+    noise : float
+        The variance that rounding and privacy noise added to each number, in units of its step
+        squared.
+    missing : int
+        Workers that are part of the fit and not of this sum.
+    bytes : int
+        What the exchange took, up and down, over all workers.
+    """
+
+    value: FloatArray
+    rows: float
+    noise: float = 0.0
+    missing: int = 0
+    bytes: int = 0
+
+
+Fit = Generator[Ask, Sum, T]
+"""A fit in progress."""
+
+
+def drive(fit: Fit[T], answer: Callable[[Ask], Sum]) -> T:
+    """Run a fit to its end, with a function that makes the sums.
+
+    Examples
+    --------
+    >>> def two_sums():
+    ...     first = yield "ask"
+    ...     second = yield "another"
+    ...     return first + second
+    >>> drive(two_sums(), len)
+    10
+    """
+    try:
+        ask = next(fit)
+        while True:
+            ask = fit.send(answer(ask))
+    except StopIteration as end:
+        return end.value
