@@ -31,8 +31,11 @@ class Rows(Protocol):
     def total(self) -> float:
         """The sum of the rows' weights, which is their number where they have none."""
 
-    def sum(self, mean: Mean) -> FloatArray:
-        """The weighted sum over all rows of a function that gives means over blocks of rows."""
+    def sum(self, mean: Mean, ragged: bool = False) -> FloatArray:
+        """The weighted sum over all rows of a function that gives means over blocks of rows.
+
+        ``ragged`` says that the function takes the rows of many workers on a device at once.
+        """
 
 
 @dataclass(frozen=True)
@@ -68,18 +71,15 @@ class Ask(ABC):
     else: that is what makes masked sums tell the sum alone.
     """
 
-    purpose: str = "round"
+    purpose: str
     """The kind of message in the ledger: opening, start, round or closing."""
+    precision: Precision | None
+    """How fine the sum must be; None: exact to 64-bit floats, as in the opening."""
 
     @property
     @abstractmethod
     def size(self) -> int:
         """How many numbers the sum has."""
-
-    @property
-    @abstractmethod
-    def precision(self) -> Precision | None:
-        """How fine the sum must be; None: exact to 64-bit floats, as in the opening."""
 
     @abstractmethod
     def part(self, rows: Rows) -> FloatArray:

@@ -128,10 +128,10 @@ def combine_moments(summaries: Summaries, shares: FloatArray) -> dict[str, Float
     away = means - mean
     between = pack((away.T * shares) @ away) if full else shares @ away**2
     scatter = shares @ summaries["scatter"] + between
-    return {"mean": mean, "scatter": _without_rounding(mean, scatter)}
+    return {"mean": mean, "scatter": without_rounding(mean, scatter)}
 
 
-def _without_rounding(mean: FloatArray, scatter: FloatArray) -> FloatArray:
+def without_rounding(mean: FloatArray, scatter: FloatArray) -> FloatArray:
     """Squares, or packed products, with zeros for columns that hold one value.
 
     What rounding leaves of their variance (1e-31) would be a unit to start from.
@@ -184,4 +184,4 @@ def combine_seen(summaries: Summaries, shares: FloatArray) -> dict[str, FloatArr
     part = seen / np.where(total > 0, total, 1.0)
     mean = (part * summaries["mean"]).sum(axis=0)
     scatter = (part * (summaries["scatter"] + (summaries["mean"] - mean) ** 2)).sum(axis=0)
-    return {"observed": total, "mean": mean, "scatter": _without_rounding(mean, scatter)}
+    return {"observed": total, "mean": mean, "scatter": without_rounding(mean, scatter)}

@@ -1,0 +1,1 @@
+"""How parts become a sum: lattices, masks, tags, noise, bytes."""

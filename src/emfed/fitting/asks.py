@@ -1,0 +1,225 @@
+"""What a fit asks of its workers: summaries, statistics and log-likelihoods, all sums over rows."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import Any, final
+
+import numpy as np
+
+from emfed.core.protocols import Metric, Model
+from emfed.core.sums import Ask, FloatArray, Precision, Rows, Sum
+
+LIKELIHOOD_STEP = 2.0**-23
+"""The unit, in nats a row, that log-likelihoods are rounded to: a step that gains more is seen to
+gain. 1e-7 nats are a tenth of the smallest tolerance that a fit is asked for."""
+LIKELIHOOD_REACH = 2.0**12
+"""Nats a row: a log-likelihood farther from the expected one is asked for again, with more bits."""
+
+
+def power_of_two(values: Any) -> FloatArray:
+    """The largest powers of two that are at most these values."""
+    return np.asarray(2.0 ** np.floor(np.log2(values)))
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Statistics(Ask):
+    """Sums of E[s(y, z) | y; T(S)] - S in the metric at S, and of the log-likelihood and entropy.
+
+    Divided by the number of rows they are the mean field h(S) in the metric, and what the model
+    says of the rows at T(S).
+
+    Parameters
+    ----------
+    model : Model
+        The bound model.
+    statistics : array of shape (q,)
+        S.
+    precision : Precision
+        How fine the sum must be.
+    purpose : str
+        The kind of message in the ledger.
+    values : bool
+        Whether the log-likelihood and the entropy are among the numbers.
+    """
+
+    model: Model
+    statistics: FloatArray
+    precision: Precision
+    purpose: str = "round"
+    values: bool = True
+
+    @property
+    def size(self) -> int:
+        """The statistics, and two values."""
+        return len(self.statistics) + 2 * self.values
+
+    @cached_property
+    def params(self) -> Any:
+        """T(S)."""
+        return self.model.maximize(self.statistics)
+
+    @cached_property
+    def metric(self) -> Metric:
+        """The metric at S."""
+        return self.model.metric(self.params)
+
+    def part(self, rows: Rows) -> FloatArray:
+        """The sum over these rows."""
+        told = rows.sum(self._mean, ragged=self.model.sweeps)
+        q = len(self.statistics)
+        white = self.metric.whiten(told[:q] - rows.total * self.statistics)
+        return np.concatenate([white, told[q:]])
+
+    def _mean(self, block: Any, weights: Any) -> FloatArray:
+        if not self.values:
+            return self.model.expected_statistics(block, self.params, weights)
+        statistics, likelihood, entropy = self.model.evaluate(block, self.params, weights)
+        both = np.stack([likelihood, entropy], axis=-1)
+        return np.concatenate([statistics, both], axis=-1)
+
+    def words(self) -> str:
+        """What is asked, for the owner's journal."""
+        more = " and the log-likelihood" if self.values else ""
+        return f"{len(self.statistics)} statistics of {self.model.words().name}{more}"
+
+    def digest(self) -> bytes:
+        """S, exactly."""
+        return hashlib.blake2b(self.statistics.tobytes(), digest_size=16).digest()
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Together(Ask):
+    """Several asks in one exchange."""
+
+    asks: tuple[Ask, ...]
+    purpose: str
+    precision: Precision | None
+
+    @classmethod
+    def of(cls, asks: Sequence[Ask]) -> Together:
+        """Join asks: the sum is exact if one of them must be."""
+        found = [ask.precision for ask in asks]
+        pairs = [(one, ask.size) for one, ask in zip(found, asks, strict=True) if one]
+        joined = None
+        if len(pairs) == len(found):
+            joined = Precision(
+                *(
+                    np.concatenate([np.broadcast_to(getattr(one, name), (n,)) for one, n in pairs])
+                    for name in ("step", "centre", "reach")
+                )
+            )
+        return cls(tuple(asks), asks[0].purpose, joined)
+
+    @property
+    def size(self) -> int:
+        """All numbers."""
+        return sum(ask.size for ask in self.asks)
+
+    def part(self, rows: Rows) -> FloatArray:
+        """The sums of all asks over these rows."""
+        return np.concatenate([ask.part(rows) for ask in self.asks])
+
+    def split(self, told: Sum) -> list[Sum]:
+        """What each ask is told; the bytes are counted with the first."""
+        ends = np.cumsum([ask.size for ask in self.asks])[:-1]
+        values = np.split(told.value, ends)
+        return [
+            Sum(value, told.rows, told.noise, told.missing, told.bytes if j == 0 else 0)
+            for j, value in enumerate(values)
+        ]
+
+    def words(self) -> str:
+        """What is asked, for the owner's journal."""
+        return "; ".join(ask.words() for ask in self.asks)
+
+    def digest(self) -> bytes:
+        """Those of all asks."""
+        return hashlib.blake2b(
+            b"".join(ask.digest() for ask in self.asks), digest_size=16
+        ).digest()
+
+
+# The opening.
+
+SEEN_MOMENTS = ("mean", "scatter", "extra")
+"""Parts of a summary that are means over what was seen of a column."""
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Summary(Ask):
+    """The summaries of all rows, as sums: in the first exchange counts and first moments, in the
+    second one the scatter about the common mean.
+
+    Two exchanges in place of raw second moments: those would cancel where a column's mean is large
+    beside its spread.
+    """
+
+    model: Model
+    shapes: Mapping[str, tuple[int, ...]]
+    owners: Sequence[int]
+    """The column that each number of ``extra`` is about."""
+    mean: FloatArray | None = None
+    """The common mean, in the second exchange."""
+    purpose: str = "opening"
+    precision: Precision | None = None
+
+    @property
+    def size(self) -> int:
+        """How many numbers the sum has."""
+        if self.mean is not None:
+            return prod(self.shapes.get("scatter", (0,)))
+        d, e = prod(self.shapes.get("mean", (0,))), len(self.owners)
+        others = sum(prod(self.shapes[name]) for name in self._others)
+        return 2 + 2 * d + e + others
+
+    @property
+    def _others(self) -> list[str]:
+        known = (*SEEN_MOMENTS, "observed", "length")
+        return [name for name in sorted(self.shapes) if name not in known]
+
+    def part(self, rows: Rows) -> FloatArray:
+        """The sum over these rows."""
+        return rows.sum(self._mean)
+
+    def _mean(self, block: Any, weights: Any) -> FloatArray:
+        """Sums divided by the rows' weight, worker by worker."""
+        told = self.model.summary(block, weights)
+        count = len(next(iter(told.values())))
+        flat = {name: np.reshape(value, (count, -1)) for name, value in told.items()}
+        mean = flat.get("mean", np.empty((count, 0)))
+        steps = flat.get("length", np.ones((count, 1)))
+        seen = steps * flat.get("observed", np.ones_like(mean))
+        if self.mean is not None:
+            return self._scatter(flat, mean, seen)
+        extra = flat.get("extra", np.empty((count, 0))) * seen[:, list(self.owners)]
+        others = [flat[name] for name in self._others]
+        ones = np.ones((count, 1))
+        return np.concatenate([ones, steps, seen, seen * mean, extra, *others], axis=1)
+
+    def _scatter(
+        self, flat: Mapping[str, FloatArray], mean: FloatArray, seen: FloatArray
+    ) -> FloatArray:
+        """Second moments about the common mean."""
+        scatter, away = flat["scatter"], mean - self.mean
+        d = mean.shape[1]
+        if scatter.shape[1] == d:
+            return seen * (scatter + away**2)
+        rows, columns = np.triu_indices(d)
+        return seen[:, rows] * (scatter + away[:, rows] * away[:, columns])
+
+    def words(self) -> str:
+        """What is asked, for the owner's journal."""
+        return "the number of rows, means" if self.mean is None else "variances and covariances"
+
+    def digest(self) -> bytes:
+        """The common mean, exactly."""
+        about = b"" if self.mean is None else self.mean.tobytes()
+        return hashlib.blake2b(about, digest_size=16).digest()

@@ -1,0 +1,49 @@
+"""Climbs that compete: one that cannot win any more is given up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import final
+
+import numpy as np
+
+HOPE = 20.0
+"""Times what its gains let expect that a competitor may still gain before it is given up. EM may
+leave a plateau on which it gained next to nothing, so this is generous."""
+
+
+@final
+@dataclass
+class Race:
+    """What competitors have reached so far, each less what its size costs.
+
+    Parameters
+    ----------
+    charges : sequence of float
+        Nats a row by which the objective of each is judged lower: half of its BIC charge over the
+        rows, or 0 for starts of one model.
+    """
+
+    charges: Sequence[float]
+    best: float = field(default=-np.inf, init=False)
+
+    def hopeless(self, place: int, objective: float, left: float) -> bool:
+        """Note what a competitor has reached; tell whether it cannot win any more."""
+        reached = objective - self.charges[place]
+        self.best = max(self.best, reached)
+        return reached + HOPE * left < self.best
+
+
+@final
+@dataclass(frozen=True)
+class Target:
+    """What a trial must reach to be worth its rounds."""
+
+    objective: float
+    hope: float = 3.0
+    """Closes as many gaps to the best of several pooled starts as 10, for half of the rounds."""
+
+    def hopeless(self, place: int, objective: float, left: float) -> bool:
+        """Tell whether a trial will not reach the target."""
+        return objective + self.hope * left < self.objective
