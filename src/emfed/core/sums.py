@@ -124,8 +124,28 @@ Fit = Generator[Ask, Sum, T]
 """A fit in progress."""
 
 
-def drive(fit: Fit[T], answer: Callable[[Ask], Sum]) -> T:
+class Finish(Exception):
+    """Raised inside a fit at an ask that is not answered: it returns what it has reached.
+
+    A fit that has reached nothing yet lets it pass.
+    """
+
+
+def finished(fit: Fit[T], finish: Finish) -> T:
+    """What a fit has reached; it may try to ask again, and is told the same."""
+    try:
+        while True:
+            fit.throw(finish)
+    except StopIteration as end:
+        return end.value
+
+
+def drive(
+    fit: Fit[T], answer: Callable[[Ask], Sum], stop: Callable[[Ask], str | None] | None = None
+) -> T:
     """Run a fit to its end, with a function that makes the sums.
+
+    ``stop`` is asked before each exchange; a reason makes the fit return what it has reached.
 
     Examples
     --------
@@ -139,6 +159,8 @@ def drive(fit: Fit[T], answer: Callable[[Ask], Sum]) -> T:
     try:
         ask = next(fit)
         while True:
+            if stop is not None and (reason := stop(ask)) is not None:
+                return finished(fit, Finish(reason))
             ask = fit.send(answer(ask))
     except StopIteration as end:
         return end.value

@@ -141,9 +141,7 @@ class Together(Ask):
 
     def digest(self) -> bytes:
         """Those of all asks."""
-        return hashlib.blake2b(
-            b"".join(ask.digest() for ask in self.asks), digest_size=16
-        ).digest()
+        return hashlib.blake2b(b"".join(ask.digest() for ask in self.asks), digest_size=16).digest()
 
 
 # The opening.
@@ -198,22 +196,11 @@ class Summary(Ask):
         steps = flat.get("length", np.ones((count, 1)))
         seen = steps * flat.get("observed", np.ones_like(mean))
         if self.mean is not None:
-            return self._scatter(flat, mean, seen)
+            return _scatter(flat["scatter"], mean - self.mean, seen)
         extra = flat.get("extra", np.empty((count, 0))) * seen[:, list(self.owners)]
         others = [flat[name] for name in self._others]
         ones = np.ones((count, 1))
         return np.concatenate([ones, steps, seen, seen * mean, extra, *others], axis=1)
-
-    def _scatter(
-        self, flat: Mapping[str, FloatArray], mean: FloatArray, seen: FloatArray
-    ) -> FloatArray:
-        """Second moments about the common mean."""
-        scatter, away = flat["scatter"], mean - self.mean
-        d = mean.shape[1]
-        if scatter.shape[1] == d:
-            return seen * (scatter + away**2)
-        rows, columns = np.triu_indices(d)
-        return seen[:, rows] * (scatter + away[:, rows] * away[:, columns])
 
     def words(self) -> str:
         """What is asked, for the owner's journal."""
@@ -223,3 +210,12 @@ class Summary(Ask):
         """The common mean, exactly."""
         about = b"" if self.mean is None else self.mean.tobytes()
         return hashlib.blake2b(about, digest_size=16).digest()
+
+
+def _scatter(scatter: FloatArray, away: FloatArray, seen: FloatArray) -> FloatArray:
+    """Second moments about the common mean, from which workers' own means are ``away``."""
+    d = away.shape[1]
+    if scatter.shape[1] == d:
+        return seen * (scatter + away**2)
+    rows, columns = np.triu_indices(d)
+    return seen[:, rows] * (scatter + away[:, rows] * away[:, columns])

@@ -10,12 +10,13 @@ objective by more than the unit of the log-likelihood, and fixed points are EM's
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, final
 
 import numpy as np
 
 from emfed.algorithms.steps import shorten
-from emfed.core.sums import Fit, FloatArray, Precision
+from emfed.core.sums import Finish, Fit, FloatArray, Precision
 from emfed.fitting import convergence
 from emfed.fitting.asks import LIKELIHOOD_REACH, LIKELIHOOD_STEP, Statistics, power_of_two
 
@@ -92,8 +93,8 @@ def look(
     expected: FloatArray = NO_VALUES,
     purpose: str = "round",
 ) -> Fit[Point]:
-    """Ask for the mean field and the log-likelihood at S."""
-    size = len(statistics)
+    """Ask for the mean field and the log-likelihood at S, which is put on its lattice."""
+    statistics, size = on_lattice(model, statistics), len(statistics)
     precision = company.with_values(company.precision(size, move), size, expected)
     ask = Statistics(model, statistics, precision, purpose)
     told = yield ask
@@ -102,6 +103,19 @@ def look(
     image, _, hits = shorten(model, statistics, ask.metric.unwhiten(field))
     objective = float(values[0]) - float(model.penalty(ask.params))
     return Point(statistics, image, field, objective, values, hits)
+
+
+LATTICE = 2.0**-40
+"""The unit of S, in units of the model's frame."""
+
+
+def on_lattice(model: Any, statistics: FloatArray) -> FloatArray:
+    """S rounded to `LATTICE`, so that members whose arithmetic differs in the last bits agree.
+
+    Where the domain is so narrow that rounding leaves it, S stays as it is.
+    """
+    rounded = np.rint(statistics / LATTICE) * LATTICE
+    return rounded if model.inside(rounded) else statistics
 
 
 @final
@@ -135,50 +149,115 @@ def climb(
     purpose: str = "round",
 ) -> Fit[Climbed]:
     """EM with long steps, until little is left to gain or a judge finds it hopeless."""
-    here = yield from look(model, company, start, FIRST_MOVE, purpose=purpose)
-    made, calm, longest, about = 1, 0, 1.0, np.inf
-    while made < rounds:
-        move = length(here.field)
-        there = yield from look(model, company, here.image, move, here.values, purpose)
-        made += 1
-        gain = there.objective - here.objective
-        about = convergence.left(gain, here.field, there.field)
-        if not here.field.any() or not there.field.any():
-            return Climbed(there, True, made, 0.0)
-        if judge is not None and judge.hopeless(place, there.objective, about):
-            return Climbed(there, False, made, about)
-        calm = calm + 1 if about <= tolerance else 0
-        times = min(curved(here.field, there.field), longest)
-        if calm > PLAIN and (calm > MOST_PLAIN or straight(here.field, there.field)):
-            times = 0.0
-            trial = there.image + convergence.bold(there.field, tolerance) * (
-                there.image - there.statistics
-            )
-            least = there.objective + convergence.WORTH * tolerance / 2
-        elif calm or not accelerate or gain > EARLY or times <= 1:
-            longest = longest if times < longest or gain > EARLY else GROWS * longest
+    state = _Climbing(model, company, tolerance, judge, place, accelerate)
+    ask = partial(look, model, company, purpose=purpose)
+    here = yield from ask(start, FIRST_MOVE)
+    made, about = 1, np.inf
+    try:
+        while made < rounds:
+            there = yield from ask(here.image, length(here.field), here.values)
+            made += 1
+            about = convergence.left(there.objective - here.objective, here.field, there.field)
+            trial = state.next(here, there, about)
+            if trial.ends:
+                return Climbed(there, trial.converged, made, about)
             here = there
-            continue
-        else:
-            step, bend = here.image - here.statistics, there.image - 2 * here.image
-            trial = here.statistics + 2 * times * step + times**2 * (bend + here.statistics)
-            least = there.objective - LIKELIHOOD_STEP
-        if not model.inside(trial):
-            if not times:
+            if trial.statistics is None:
+                continue
+            tried = yield from ask(trial.statistics, trial.move, there.values)
+            made += 1
+            if state.keeps(trial, tried):
+                here = tried
+            elif trial.bold:
                 return Climbed(there, True, made, about)
-            longest, here = max(longest / GROWS, 1.0), there
-            continue
-        reach = 2 * length(there.field) * max(times, 1.0)
-        tried = yield from look(model, company, trial, reach, there.values, purpose)
-        made += 1
-        kept = tried.objective >= least
-        if not (kept or times):
-            return Climbed(there, True, made, about)
-        if times and (not kept or times == longest):
-            longest = GROWS * longest if kept else max(longest / GROWS, 1.0)
-        calm = 0
-        here = tried if kept else there
+    except Finish:
+        pass
     return Climbed(here, False, made, about)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Trial:
+    """What comes after an EM step: nothing special, a long step to try, or the end."""
+
+    statistics: FloatArray | None = None
+    """Where to look next; None: at EM's own image."""
+    move: float = 0.0
+    """How far EM may lead from there, in the metric."""
+    least: float = 0.0
+    """The objective that keeps it."""
+    times: float = 0.0
+    """SQUAREM's step length; 0 for a bold step."""
+    ends: bool = False
+    converged: bool = False
+
+    @property
+    def bold(self) -> bool:
+        """Whether it tests convergence."""
+        return self.statistics is not None and not self.times
+
+
+@final
+@dataclass
+class _Climbing:
+    """What a climb remembers from one pair of points to the next."""
+
+    model: Any
+    company: Company
+    tolerance: float
+    judge: Judge | None
+    place: int
+    accelerate: bool
+    calm: int = 0
+    """EM steps in a row after which little seemed to be left."""
+    longest: float = 1.0
+    """The longest step of SQUAREM that is tried."""
+
+    def next(self, here: Point, there: Point, about: float) -> Trial:
+        """Decide what follows the EM step from ``here`` to ``there``."""
+        if not (here.field.any() and there.field.any()):
+            return Trial(ends=True, converged=True)
+        if self.judge is not None and self.judge.hopeless(self.place, there.objective, about):
+            return Trial(ends=True)
+        self.calm = self.calm + 1 if about <= self.tolerance else 0
+        if self.calm > PLAIN and (self.calm > MOST_PLAIN or straight(here.field, there.field)):
+            return self._bold(there)
+        gain = there.objective - here.objective
+        if self.calm or not self.accelerate or gain > EARLY:
+            return Trial()
+        return self._long(here, there)
+
+    def _bold(self, there: Point) -> Trial:
+        times = convergence.bold(there.field, self.tolerance)
+        trial = there.image + times * (there.image - there.statistics)
+        if not self.model.inside(trial):
+            return Trial(ends=True, converged=True)
+        least = there.objective + convergence.WORTH * self.tolerance / 2
+        return Trial(trial, 2 * length(there.field), least)
+
+    def _long(self, here: Point, there: Point) -> Trial:
+        times = min(curved(here.field, there.field), self.longest)
+        if times <= 1:
+            self.longest *= GROWS
+            return Trial()
+        step = here.image - here.statistics
+        bend = there.image - 2 * here.image + here.statistics
+        trial = here.statistics + 2 * times * step + times**2 * bend
+        if not self.model.inside(trial):
+            self.longest = max(self.longest / GROWS, 1.0)
+            return Trial()
+        move = 2 * length(there.field) * times
+        return Trial(trial, move, there.objective - LIKELIHOOD_STEP, times)
+
+    def keeps(self, trial: Trial, tried: Point) -> bool:
+        """Tell whether a long step stays, and adapt the longest one."""
+        kept = tried.objective >= trial.least
+        self.calm = 0
+        if not kept:
+            self.longest = max(self.longest / GROWS, 1.0)
+        elif trial.times == self.longest:
+            self.longest *= GROWS
+        return kept
 
 
 PLAIN, MOST_PLAIN, STRAIGHT = 2, 12, 0.99

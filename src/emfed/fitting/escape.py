@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from emfed.core.protocols import BoolArray, FloatArray, MovesComponents, SplitsComponents
-from emfed.core.sums import Fit
+from emfed.core.sums import Finish, Fit
 from emfed.fitting.climb import Climbed, Company, climb
 from emfed.fitting.joining import together
 from emfed.fitting.moving import merged_and_split
@@ -55,10 +55,11 @@ def escaped(
         least = LEAST_NATS if model.words().likelihood else LEAST_SHARE * -best.point.objective
         goal = charged(model, company, best) + least
         judge = Target(goal)
-        climbs = [
-            climb(model, company, place, tolerance, rounds - made, judge) for place in places
-        ]
-        tried = yield from together(climbs)
+        climbs = [climb(model, company, place, tolerance, rounds - made, judge) for place in places]
+        try:
+            tried = yield from together(climbs)
+        except Finish:
+            break
         made += max(found.rounds for found in tried)
         good = [found for found in tried if not thinner(model, company, best, found)]
         values = [charged(model, company, found) for found in good]
@@ -76,7 +77,12 @@ def proposals(model: Any, company: Company, statistics: FloatArray) -> Iterator[
             yield moved
             attempt += 1
         return
-    if not isinstance(model, SplitsComponents) or model.n_components == 1:
+    if isinstance(model, SplitsComponents):
+        yield from _put_to_use(model, company, statistics)
+
+
+def _put_to_use(model: Any, company: Company, statistics: FloatArray) -> Iterator[FloatArray]:
+    if model.n_components == 1:
         return
     empty = empty_components(model, company, statistics)
     if empty.any() and not empty.all():

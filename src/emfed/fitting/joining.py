@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-from emfed.core.sums import Ask, Fit
+from emfed.core.sums import Ask, Finish, Fit, finished
 from emfed.fitting.asks import Together
 
 T = TypeVar("T")
@@ -14,14 +14,7 @@ T = TypeVar("T")
 def together(fits: Sequence[Fit[T]]) -> Fit[list[T]]:
     """Run fits side by side: each exchange holds the asks of all that have not ended.
 
-    Examples
-    --------
-    Three fits that ask for 1, 2 and 3 sums take three exchanges, not six:
-
-    >>> from emfed.testing.sums import Counting, counted
-    >>> counting = Counting()
-    >>> counted(together([counting.fit(1), counting.fit(2), counting.fit(3)]))
-    ([1, 2, 3], 3)
+    A fit that is told to finish ends all of them, each with what it has.
     """
     ended: dict[int, T] = {}
     asks: dict[int, Ask] = {}
@@ -37,11 +30,13 @@ def together(fits: Sequence[Fit[T]]) -> Fit[list[T]]:
         advance(place, None)
     while asks:
         places = sorted(asks)
-        if len(places) == 1:
-            advance(places[0], (yield asks[places[0]]))
-            continue
         joint = Together.of([asks[place] for place in places])
-        told = joint.split((yield joint))
+        try:
+            told = joint.split((yield joint if len(places) > 1 else joint.asks[0]))
+        except Finish as finish:
+            for place in places:
+                ended[place] = finished(fits[place], finish)
+            break
         for place, own in zip(places, told, strict=True):
             advance(place, own)
     return [ended[place] for place in range(len(fits))]

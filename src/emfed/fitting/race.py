@@ -9,8 +9,9 @@ from typing import final
 import numpy as np
 
 HOPE = 20.0
-"""Times what its gains let expect that a competitor may still gain before it is given up. EM may
-leave a plateau on which it gained next to nothing, so this is generous."""
+"""Times what its gains let expect that a climb may still gain before it is given up. EM may leave a
+plateau on which it gained next to nothing, so this is generous: with 3, proposals on nmes1988 are
+given up that gain 2.6 nats a row."""
 
 
 @final
@@ -41,9 +42,7 @@ class Target:
     """What a trial must reach to be worth its rounds."""
 
     objective: float
-    hope: float = 3.0
-    """Closes as many gaps to the best of several pooled starts as 10, for half of the rounds."""
 
     def hopeless(self, place: int, objective: float, left: float) -> bool:
         """Tell whether a trial will not reach the target."""
-        return objective + self.hope * left < self.objective
+        return objective + HOPE * left < self.objective
