@@ -40,7 +40,7 @@ def _cut(rows: np.ndarray, groups: np.ndarray) -> emfed.data.WorkerData:
 
 def _digits() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """20 principal components of MNIST, 100 workers at random, and 100 sorted by label."""
-    from emfed.theory.experiments.digits import load_mnist
+    from paper.digits import load_mnist
 
     digits = load_mnist()
     centred = digits.rows / 255.0

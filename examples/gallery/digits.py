@@ -15,7 +15,7 @@ from sklearn.datasets import load_digits
 from sklearn.metrics import adjusted_rand_score
 
 import emfed
-from emfed.theory.experiments.digits import load_mnist
+from paper.digits import load_mnist
 
 # %%
 # Images of 8 x 8 pixels, and who wrote each. (scikit-learn's come in the order of the writers.)

@@ -161,7 +161,7 @@ def test_pages_that_the_site_includes_link_to_its_own_pages_alone() -> None:
 def test_no_line_of_a_sentence_begins_a_list_by_chance() -> None:
     # "The medians are 2.2 and" with "1. With step 0.03" on the next line became a list of one item.
     wrong = []
-    for page in [*PAGES, *sorted((ROOT / "src").rglob("*.md"))]:
+    for page in [*PAGES, *sorted((ROOT / "paper").rglob("*.md"))]:
         text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.S | re.M)
         for before, line in itertools.pairwise(text.splitlines()):
             prose = before.strip() and not re.match(r"\s|[-+*#|]|\d+[.)] ", before)

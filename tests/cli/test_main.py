@@ -46,6 +46,12 @@ def test_version_and_help() -> None:
     assert "emfed demo --epochs 50" in done.stdout
 
 
+def test_reproduce_says_where_it_went() -> None:
+    done = emfed_command("reproduce", "mnist", "--quick")
+    assert done.returncode == 2
+    assert "run them from a clone of the repository by `python -m paper NAME...`" in done.stderr
+
+
 def every_command(command: Any, *words: str) -> Iterator[tuple[str, ...]]:
     yield words
     for name, inner in getattr(command, "commands", {}).items():

@@ -102,7 +102,7 @@ class CompressedEM(Algorithm):
         falls like 1 / w, where the second limit of Theorems 1 and 4, sqrt(n) / ((1 + w) sqrt(w))
         up to constants, falls like w^(-3/2) and is sqrt((1 + w) / 2) times smaller. The
         "Remark on the maximal learning rate" (Appendix C.4) needs 1 / w for the bound on h, and
-        asks for w^(-3/2) to bound the memories. `emfed reproduce regimes` measures slowdowns
+        asks for w^(-3/2) to bound the memories. `paper/regimes` measures slowdowns
         like w.
         """
         compressor = self.compressor.resolve(layout)

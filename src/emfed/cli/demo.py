@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +14,29 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Table
 from threadpoolctl import threadpool_limits
 
+from emfed.algorithms import Bernoulli, FedEM, VRFedEM
 from emfed.artifacts import draw, trajectories
 from emfed.artifacts.result import Result
+from emfed.compressors import Dithering
 from emfed.core.errors import SettingsError
 from emfed.core.records import RoundRecord
 from emfed.data.synthetic import START, TRUTH, synthetic_federation
 from emfed.fitting.driver import fit
+from emfed.fitting.stopping import Monitor
 from emfed.models import gaussian_mixture
-from emfed.theory.experiments import load_experiment
-from emfed.theory.experiments.settings import ExperimentSettings
+
+CHANNEL: Mapping[str, Any] = {
+    "compressor": Dithering(1, block=4),
+    "step_size": 1e-2,
+    "memory_rate": 1e-2,
+    "memory_start": "mean-field",
+    "replacement": True,
+}
+ALGORITHMS = {
+    "FedEM": FedEM(batch_size=20, **CHANNEL),
+    "VR-FedEM": VRFedEM(batch_size=5, inner_rounds=20, **CHANNEL),
+}
+"""The paper's settings (section 4); omega is 1. `paper/synthetic/config.toml` has them, too."""
 
 
 def run_demo(
@@ -38,8 +53,7 @@ def run_demo(
     results: dict[str, Result] = {}
     summary: dict[str, Any] = {"seed": seed, "epochs": epochs, "split": split, "algorithms": {}}
     with threadpool_limits(threads), _progress(console) as progress:
-        for name, settings in load_experiment("synthetic").runs.items():
-            assert isinstance(settings, ExperimentSettings)
+        for name, algorithm in ALGORITHMS.items():
             task = progress.add_task(name, total=epochs, detail="")
 
             def show(record: RoundRecord, task: Any = task) -> None:
@@ -51,14 +65,14 @@ def run_demo(
             results[name] = fit(
                 gaussian_mixture(2, "known", known_covariance=TRUTH.covariances),
                 data,
-                settings.make_algorithm(),
+                algorithm,
                 epochs=epochs,
                 tol=0.0,  # FedEM stays at its floor: that is what the demo shows
                 start=START,
-                weights=settings.weights,
-                participation=settings.make_participation(),
+                weights="uniform",
+                participation=Bernoulli(0.75),
                 seed=seed,
-                monitor=settings.make_monitor(),
+                monitor=Monitor(every=10, objective=False),
                 callbacks=[show],
             )
             last = results[name].records[-1]

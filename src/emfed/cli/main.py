@@ -98,6 +98,10 @@ OneThread = Annotated[int, option("Threads of the linear algebra.", min=1)]
 PAPER, WITH_MODEL = "The theory and the paper", "With a fitted model"
 RECORDS, EBIRD, HOW = "Records of sites and times", "Records of eBird", "How the table is filled"
 INDEX = "Index, trend and bounds"
+REPRODUCE = (
+    "the paper's experiments are no longer installed: run them from a clone of the repository by "
+    "`python -m paper NAME...` (docs/experiments.md)."
+)
 
 
 @app.command(
@@ -188,58 +192,6 @@ def plan(
             "--groups, --columns, --n-components and --covariance-type go with DATA: give DATA too."
         )
     run_plan(Options(**context.params))
-
-
-@app.command(
-    cls=Command,
-    rich_help_panel=PAPER,
-    epilog=examples(
-        "emfed reproduce synthetic",
-        "emfed reproduce mnist --quick",
-        "emfed reproduce all --out results --jobs 4",
-        before="Exit code 1 if a claim fails, or if data are missing.",
-    ),
-)
-def reproduce(
-    what: Annotated[
-        list[str] | None,
-        typer.Argument(help="'synthetic', 'mnist', 'ebird', an ablation (see --list), or 'all'."),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        option("Folder for report, figures and records; reproduction/NAME if left out."),
-    ] = None,
-    quick: Annotated[bool, switch("--quick", "A small version, in seconds.")] = False,
-    seed: Annotated[int, option("The first of the seeds.", min=0)] = 0,
-    jobs: Annotated[
-        int | None, option("Processes; as many as there are cores if left out.", min=1)
-    ] = None,
-    config: Annotated[
-        Path | None, option("Your own config.toml in place of the experiment's.", exists=True)
-    ] = None,
-    show_list: Annotated[bool, switch("--list", "Name the experiments.")] = False,
-    json_output: OnlyJson = False,
-) -> None:
-    """Redo the paper's experiments, and ablations of what it argues in words.
-
-    Leaves report.html, figures, records and summary.json in the folder. If it was cut short, the
-    same command keeps the runs that were finished. MNIST is read from the folder that EMFED_DATA
-    names, or downloaded.
-    """
-    from emfed.cli.reproduce import list_experiments, run_reproduce
-
-    if show_list:
-        list_experiments()
-        return
-    try:
-        holds = run_reproduce(what or [], out, quick, seed, jobs, config, json_output)
-    except KeyboardInterrupt:
-        typer.echo(
-            "emfed: interrupted; the same command keeps the runs that were finished", err=True
-        )
-        raise typer.Exit(EXIT_INTERRUPTED) from None
-    if not holds:
-        raise typer.Exit(EXIT_ERROR)
 
 
 @app.command(
@@ -469,6 +421,8 @@ def main(arguments: list[str] | None = None) -> None:
     words = (w for before, w in pairwise(["", *given]) if before != "--import" and w[:1] != "-")
     own = next(words, "") != "serve"
     warnings.formatwarning = _plain_warning
+    if given[:1] == ["reproduce"]:
+        _fail(REPRODUCE, EXIT_USAGE)
     try:
         code = app(arguments, prog_name="emfed", standalone_mode=False)
     except _UsageError as error:

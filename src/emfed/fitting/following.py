@@ -190,8 +190,9 @@ def _refined(plan: Plan, company: Company, candidates: list[Candidate]) -> Fit[l
 def _beside(candidates: Sequence[Candidate], j: int) -> list[FloatArray]:
     """Where a candidate may go on from: its neighbours with a component more, or less."""
     model, out = candidates[j].model, list[FloatArray]()
-    for other in candidates:
-        more = getattr(other.model, "n_components", 0) - getattr(model, "n_components", 0)
+    components = [candidate.model.describe().get("n_components", 1) for candidate in candidates]
+    for other, count in zip(candidates, components, strict=True):
+        more = count - components[j]
         if more == -1:
             out += with_one_more(model, other.model, other.climbed.point.statistics)
         elif more == 1:
