@@ -9,7 +9,7 @@ import numpy as np
 
 from emfed.artifacts import Figure, Panel, Series, band, spread
 from emfed.core.protocols import FloatArray
-from emfed.theory import fedem_bound, fedem_step_limit, vr_bounds, vr_step
+from emfed.theory import FedEMBounds, VRBounds
 from paper.findings import Findings, in_words
 from paper.steps import constants
 from paper.traces import Trace, Traces, each, ratio, slope
@@ -78,20 +78,21 @@ def _theorem_3(trace: Trace) -> FloatArray:
     inner, batch = settings.inner_rounds, settings.batch_size
     assert batch is not None
     rounds = np.arange(1, len(trace.at_h("round")) + 1)
-    if settings.step_size > vr_step(problem, omega, inner, batch) * (1 + 1e-12):
+    bounds = VRBounds(problem, omega, inner, batch)
+    if settings.step_size > bounds.step * (1 + 1e-12):
         return np.full(len(rounds), np.nan)
-    _, once = vr_bounds(problem, settings.step_size, inner, 1, omega, batch)
+    _, once = bounds.means(settings.step_size, 1)
     return np.asarray(once * inner / rounds)
 
 
 def _theorem_4(trace: Trace) -> FloatArray:
     """The bound after each round; not a number where the step is beyond the theorem's."""
     settings, (problem, omega) = trace.settings, constants(trace.settings, trace.job.seed)
-    step, p = settings.step_size, settings.participation
+    step, bounds = settings.step_size, FedEMBounds(problem, omega, settings.participation)
     rounds = np.arange(1, len(trace.at_h("round")) + 1)
-    if step > fedem_step_limit(problem, omega, p).largest:
+    if step > bounds.step_limit.largest:
         return np.full(len(rounds), np.nan)
-    return np.array([fedem_bound(problem, step, int(k), omega, p) for k in rounds])
+    return np.array([bounds.bound(step, int(k)) for k in rounds])
 
 
 def _size(traces: Traces) -> ClaimPart:

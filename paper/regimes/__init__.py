@@ -9,7 +9,7 @@ import numpy as np
 
 from emfed.artifacts import Figure, Panel, Series, Table, spread
 from emfed.core.protocols import FloatArray
-from emfed.theory import Problem, fedem_rounds, fedem_step_limit, slowdown, vr_rounds
+from emfed.theory import FedEMBounds, Problem, VRBounds
 from paper.findings import Findings
 from paper.jobs import KAPPA
 from paper.settings import ExperimentSettings
@@ -146,13 +146,16 @@ def promise(settings: ExperimentSettings, omega: float, seeds: Sequence[int]) ->
     """The theory's slowdown for each seed; on the mixture its constants are measured."""
     assert settings.target is not None
     if settings.data == "linear":
-        return np.full(len(seeds), slowdown(exact_problem(settings), settings.target, omega))
+        return np.full(
+            len(seeds), FedEMBounds(exact_problem(settings), omega).slowdown(settings.target)
+        )
     inner, batch = settings.inner_rounds, settings.batch_size
     assert batch is not None
     found = []
     for seed in seeds:
         problem = measured_problem(settings, seed)
-        needed = [vr_rounds(problem, settings.target, w, inner, batch) for w in (omega, 0.0)]
+        bounds = [VRBounds(problem, w, inner, batch) for w in (omega, 0.0)]
+        needed = [each.rounds(settings.target) for each in bounds]
         found.append(needed[0] / needed[1])
     return np.array(found)
 
@@ -163,9 +166,9 @@ def _row(
     worst = f"× omega^1.5 / sqrt(n) = {omega**1.5 / np.sqrt(settings.workers):.2g}"
     if settings.data == "linear":
         assert settings.target is not None
-        problem = exact_problem(settings)
-        noisy = fedem_rounds(problem, settings.target, omega).regime == "high noise"
-        limited = fedem_step_limit(problem, omega).regime == "compression"
+        bounds = FedEMBounds(exact_problem(settings), omega)
+        noisy = bounds.rounds(settings.target).regime == "high noise"
+        limited = bounds.step_limit.regime == "compression"
         says = f"× omega = {omega:g}" if noisy else worst if limited else "× 1"
     else:
         says = worst if omega**3 > settings.workers else "× 1"

@@ -7,7 +7,7 @@ import numpy as np
 from emfed.artifacts import Figure, Panel, Series, spread
 from emfed.core.protocols import FloatArray
 from emfed.data.synthetic import START, synthetic_federation
-from emfed.theory import Problem, estimate_problem, fedem_bound, fedem_step_limit, omega_of
+from emfed.theory import FedEMBounds, Problem, estimate_problem, omega_of
 from paper.findings import Findings
 from paper.jobs import synthetic_mixture
 from paper.settings import ExperimentSettings
@@ -23,7 +23,7 @@ def analyse(traces: Traces) -> Findings:
     settings = traces.all[0].settings
     seeds = sorted({trace.job.seed for trace in traces.all})
     problems = [constants(settings, seed) for seed in seeds]
-    limits = np.array([fedem_step_limit(p, omega).largest for p, omega in problems])
+    limits = np.array([FedEMBounds(p, omega).step_limit.largest for p, omega in problems])
     means = [
         each(traces.where(step_size=s), lambda t: float(t.at_h("squared_h").mean())) for s in steps
     ]
@@ -60,7 +60,7 @@ def bounds(
 ) -> FloatArray:
     """The theorem's bound for each seed."""
     assert settings.rounds is not None
-    return np.array([fedem_bound(p, step, settings.rounds, omega) for p, omega in problems])
+    return np.array([FedEMBounds(p, w).bound(step, settings.rounds) for p, w in problems])
 
 
 def _figure(

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import emfed
 from emfed import theory
 from emfed.models import LinearGaussian, Location
-from emfed.theory import Problem
+from emfed.theory import FedEMBounds, Problem, VRBounds
 from tests.helpers import first, plain_fit
 
 constants = st.fixed_dictionaries(
@@ -34,14 +34,15 @@ omegas = st.floats(0.01, 50)
 @given(constants, omegas)
 def test_theorem_1_as_printed(c: dict[str, Any], w: float) -> None:
     problem, n = Problem(**c), c["workers"]
-    limit = theory.fedem_step_limit(problem, w)
+    bounds = FedEMBounds(problem, w)
+    limit = bounds.step_limit
     assert limit.smoothness == pytest.approx(c["v_min"] / (2 * c["smoothness"]))
     printed = sqrt(n) / (2 * sqrt(2) * c["lipschitz"] * (1 + w) * sqrt(w))
     assert limit.compression == pytest.approx(printed)
     step = 0.7 * limit.largest
     left = c["v_min"] * (1 - step * c["smoothness"] / c["v_min"])
     right = c["gap"] / (step * 50) + step * c["smoothness"] * (1 + 5 * w) / n * c["variance"]
-    assert theory.fedem_bound(problem, step, 50, w) == pytest.approx(right / left)
+    assert bounds.bound(step, 50) == pytest.approx(right / left)
 
 
 @given(constants, omegas, st.floats(0.01, 1))
@@ -50,43 +51,44 @@ def test_partial_participation_as_printed(c: dict[str, Any], w: float, p: float)
     inner = w + (1 - p) * (1 + w) / p
     assert theory.participating(w, p) == pytest.approx(inner)
     printed = p * sqrt(n) / (2 * sqrt(2) * c["lipschitz"] * (1 + w) * sqrt(inner))
-    assert theory.fedem_step_limit(problem, w, p).compression == pytest.approx(printed)
+    assert FedEMBounds(problem, w, p).step_limit.compression == pytest.approx(printed)
 
 
 @given(constants, omegas, st.integers(1, 200))
 def test_theorem_3_as_printed(c: dict[str, Any], w: float, inner: int) -> None:
     problem, n = Problem(**c), c["workers"]
-    assert theory.vr_batch(inner, w) == max(1, int(np.ceil(inner / (1 + w) ** 2 - 1e-9)))
+    bounds = VRBounds(problem, w, inner)
+    assert bounds.batch_size == max(1, int(np.ceil(inner / (1 + w) ** 2 - 1e-9)))
     steep = c["v_max"] / c["smoothness"] * c["lipschitz"] / sqrt(n) * (1 + w)
     printed = c["v_min"] / c["smoothness"] / (1 + 4 * sqrt(2) * steep * sqrt(w + (1 + 10 * w) / 8))
     # At b = k_in / (1 + omega)^2 without rounding; a whole b can only be larger, and gamma with it.
-    step = theory.vr_step(problem, w, inner)
+    step = bounds.step
     assert step >= printed * (1 - 1e-9)
     if inner / (1 + w) ** 2 > 1:
         assert step == pytest.approx(printed, rel=0.5)
-    field, h = theory.vr_bounds(problem, step, inner, 7, w, theory.vr_batch(inner, w))
+    field, h = bounds.means(step, 7)
     assert field == pytest.approx(2 * c["gap"] / (c["v_min"] * step * inner * 7))
-    ratio = step**2 * c["lipschitz"] ** 2 * inner / theory.vr_batch(inner, w) / n
+    ratio = step**2 * c["lipschitz"] ** 2 * inner / bounds.batch_size / n
     assert h == pytest.approx(2 * (1 + ratio) * field)
 
 
 @given(constants, omegas, st.integers(1, 10**6))
 def test_the_corollary_is_theorem_1_at_its_own_step(c: dict[str, Any], w: float, k: int) -> None:
-    problem = Problem(**c)
-    step = theory.fedem_step(problem, k, w)
-    assert step <= theory.fedem_step_limit(problem, w).largest
-    assert theory.fedem_bound(problem, step, k, w) <= theory.fedem_corollary(problem, k, w) * 1.001
+    bounds = FedEMBounds(Problem(**c), w)
+    step = bounds.step(k)
+    assert step <= bounds.step_limit.largest
+    assert bounds.bound(step, k) <= bounds.corollary(k) * 1.001
 
 
 @given(constants, omegas, st.floats(1e-6, 1e-1), st.floats(0.05, 1))
 def test_rounds_to_epsilon_solve_the_corollary(
     c: dict[str, Any], w: float, epsilon: float, p: float
 ) -> None:
-    problem = Problem(**c)
-    rounds = theory.fedem_rounds(problem, epsilon, w, p).needed
-    assert theory.fedem_corollary(problem, rounds, w, p) <= epsilon * 1.001
+    bounds = FedEMBounds(Problem(**c), w, p)
+    rounds = bounds.rounds(epsilon).needed
+    assert bounds.corollary(rounds) <= epsilon * 1.001
     if rounds > 100:
-        assert theory.fedem_corollary(problem, rounds // 2, w, p) > epsilon
+        assert bounds.corollary(rounds // 2) > epsilon
 
 
 @given(constants, st.integers(1, 100), st.floats(0.01, 10))
@@ -97,25 +99,25 @@ def test_unequal_workers_of_equal_weight_are_equal(c: dict[str, Any], k: int, w:
         "lipschitz": [c["lipschitz"]] * n,
         "variance": [c["variance"]] * n,
     }
-    same, other = Problem(**c), Problem(**lists)
-    step = theory.fedem_step_limit(same, w).largest
-    assert theory.fedem_step_limit(other, w).largest == pytest.approx(step)
-    bound = theory.fedem_bound(same, step * 0.9, 10, w)
-    assert theory.fedem_bound(other, step * 0.9, 10, w) == pytest.approx(bound)
+    same, other = FedEMBounds(Problem(**c), w), FedEMBounds(Problem(**lists), w)
+    step = same.step_limit.largest
+    assert other.step_limit.largest == pytest.approx(step)
+    bound = same.bound(step * 0.9, 10)
+    assert other.bound(step * 0.9, 10) == pytest.approx(bound)
 
 
 def test_regimes_table() -> None:
     quiet = Problem(10_000, 1.0, 1.0, 1.0, variance=0.0)
-    assert theory.slowdown(quiet, 1e-3, 3.0) == 1  # many workers, low noise: x 1
+    assert FedEMBounds(quiet, 3.0).slowdown(1e-3) == 1  # many workers, low noise: x 1
     few = Problem(4, 1.0, 1.0, 1.0, variance=0.0)
-    ratio = theory.slowdown(few, 1e-3, 400.0) / theory.slowdown(few, 1e-3, 100.0)
+    ratio = FedEMBounds(few, 400.0).slowdown(1e-3) / FedEMBounds(few, 100.0).slowdown(1e-3)
     assert ratio == pytest.approx(8, rel=0.02)  # x omega^(3/2) / sqrt(n)
     more = Problem(16, 1.0, 1.0, 1.0, variance=0.0)
-    halved = theory.slowdown(few, 1e-3, 400.0) / theory.slowdown(more, 1e-3, 400.0)
+    halved = FedEMBounds(few, 400.0).slowdown(1e-3) / FedEMBounds(more, 400.0).slowdown(1e-3)
     assert halved == pytest.approx(2)
     noisy = Problem(10_000, 1.0, 1.0, 1.0, variance=1e6)
-    assert theory.fedem_rounds(noisy, 1e-6, 3.0).regime == "high noise"
-    ratio = theory.slowdown(noisy, 1e-6, 8.0) / theory.slowdown(noisy, 1e-6, 4.0)
+    assert FedEMBounds(noisy, 3.0).rounds(1e-6).regime == "high noise"
+    ratio = FedEMBounds(noisy, 8.0).slowdown(1e-6) / FedEMBounds(noisy, 4.0).slowdown(1e-6)
     assert ratio == pytest.approx(41 / 21)  # x omega
 
 
@@ -127,28 +129,29 @@ def test_inner_rounds_minimise_the_conditional_expectations() -> None:
 
     best = theory.vr_inner_rounds(m, omega)
     assert cost(best) <= min(cost(k) for k in range(1, 1000)) * 1.001
-    printed = theory.vr_evaluations(best, best, n, m, best / 9, skipped=False)
-    assert printed == pytest.approx(best * cost(best))
-    ours = theory.vr_evaluations(4, 4, 100, 100, 20)  # one outer loop of four inner rounds
+    bounds = VRBounds(Problem(n, 1.0, 1.0, 1.0), omega, best)
+    rounding = 2 * n * best * (bounds.batch_size - best / 9)  # a batch is a whole number
+    printed = bounds.evaluations(best, m, skipped=False)
+    assert printed == pytest.approx(best * cost(best) + rounding)
+    bounds = VRBounds(Problem(100, 1.0, 1.0, 1.0), omega, 4, batch=20)
+    ours = bounds.evaluations(4, 100)  # one outer loop of four inner rounds
     assert ours == 100 * (100 + 3 * 2 * 20)
-    assert theory.vr_evaluations(4, 4, 100, 100, 20, skipped=False) / ours == pytest.approx(
-        1.18, abs=0.01
-    )
+    assert bounds.evaluations(4, 100, skipped=False) / ours == pytest.approx(1.18, abs=0.01)
 
 
 @given(constants, omegas, st.floats(0.05, 1), st.floats(0, 10), st.floats(0, 10))
 def test_recursions_on_memories_as_printed(
     c: dict[str, Any], w: float, p: float, error: float, field: float
 ) -> None:
-    problem, n = Problem(**c), c["workers"]
+    bounds, n = FedEMBounds(Problem(**c), w, p), c["workers"]
     silent, rate = w + (1 - p) * (1 + w) / p, 1 / (1 + w)
     noise = silent / n * (error * n + c["variance"]) + c["variance"] / n
-    assert theory.fedem_variance(problem, w, error, p) == pytest.approx(noise)
-    step = 0.5 * theory.fedem_step_limit(problem, w, p).largest
+    assert bounds.variance(error) == pytest.approx(noise)
+    step = 0.5 * bounds.step_limit.largest
     steep = 2 * step**2 * c["lipschitz"] ** 2 / (rate * p)
     printed = (1 - rate * p / 2 + steep * silent / n) * error * n + steep * field
     printed += (2 * rate * p + steep * (1 + silent) / n) * c["variance"]
-    found = theory.fedem_memory_step(problem, step, w, error, field, p)
+    found = bounds.memory_step(step, error, field)
     assert found == pytest.approx(printed / n)
 
 
@@ -156,17 +159,17 @@ def test_recursions_on_memories_as_printed(
 def test_falling_steps_are_bounded_and_constant_ones_no_worse_than_theorem_1(
     c: dict[str, Any], w: float, p: float, power: float
 ) -> None:
-    problem = Problem(**c)
-    largest = 0.9 * theory.fedem_step_limit(problem, w, p).largest
-    constant = theory.fedem_decreasing_bound(problem, np.full(40, largest), w, p)
-    assert constant <= theory.fedem_bound(problem, largest, 40, w, p) * 1.001
-    falling = theory.fedem_decreasing_bound(problem, largest / np.arange(1, 41) ** power, w, p)
+    bounds = FedEMBounds(Problem(**c), w, p)
+    largest = 0.9 * bounds.step_limit.largest
+    constant = bounds.decreasing_bound(np.full(40, largest))
+    assert constant <= bounds.bound(largest, 40) * 1.001
+    falling = bounds.decreasing_bound(largest / np.arange(1, 41) ** power)
     assert np.isfinite(falling)
     with pytest.raises(emfed.SettingsError, match="never grow"):
-        theory.fedem_decreasing_bound(problem, np.array([0.1, 0.2]) * largest, w, p)
-    limit = theory.fedem_step_limit(problem, w, p).compression
+        bounds.decreasing_bound(np.array([0.1, 0.2]) * largest)
+    limit = bounds.step_limit.compression
     with pytest.raises(emfed.SettingsError, match="gamma_max"):
-        theory.fedem_decreasing_bound(problem, np.array([1.1 * limit]), w, p)
+        bounds.decreasing_bound(np.array([1.1 * limit]))
 
 
 @given(constants, omegas, st.floats(0.05, 1), st.floats(0, 0.9), st.floats(0, 10))
@@ -175,22 +178,23 @@ def test_falling_steps_follow_from_the_recursions(
 ) -> None:
     """Step by step: W + C_k G falls by what |h|^2 weighs, up to the noise (proof of Theorem 1)."""
     problem, smooth = Problem(**c), c["smoothness"]
+    bounds = FedEMBounds(problem, w, p)
+    # The decrement of W and the growth of C G, with |h|^2 = 1 or sigma^2 = 1 alone.
+    field, noise = (FedEMBounds(replace(problem, variance=v), w, p) for v in (0.0, 1.0))
     silent, learnt = theory.participating(w, p), p / (1 + w)
-    steps = 0.9 * theory.fedem_step_limit(problem, w, p).largest / np.arange(1, 21) ** power
+    steps = 0.9 * bounds.step_limit.largest / np.arange(1, 21) ** power
     left, right = 0.0, c["gap"] + 2 * smooth / learnt * silent * steps[0] ** 2 * error
     for step in steps:
         price = 2 * smooth / learnt * silent * step**2  # C_k, of G / n
-        # The decrement of W and the growth of C G, with |h|^2 = 1 or sigma^2 = 1 alone.
-        field, noise = (replace(problem, variance=v) for v in (0.0, 1.0))
         field_price = step * c["v_min"] - step**2 * smooth / 2
-        field_price -= price * theory.fedem_memory_step(field, step, w, 0.0, 1.0, p)
-        noise_price = step**2 * smooth / 2 * theory.fedem_variance(noise, w, 0.0, p)
-        noise_price += price * theory.fedem_memory_step(noise, step, w, 0.0, 0.0, p)
+        field_price -= price * field.memory_step(step, 0.0, 1.0)
+        noise_price = step**2 * smooth / 2 * noise.variance(0.0)
+        noise_price += price * noise.memory_step(step, 0.0, 0.0)
         # What is left of the error of memories must be paid for by their contraction.
-        kept = price * theory.fedem_memory_step(field, step, w, 1.0, 0.0, p)
+        kept = price * field.memory_step(step, 1.0, 0.0)
         assert step**2 * smooth / 2 * silent + kept <= price * (1 + 1e-9) + 1e-300
         left, right = left + field_price, right + noise_price * c["variance"]
-    found = theory.fedem_decreasing_bound(problem, steps, w, p, memory_error=error)
+    found = bounds.decreasing_bound(steps, memory_error=error)
     assert found == pytest.approx(right / left, rel=1e-9)
 
 
@@ -201,8 +205,8 @@ def test_the_recursions_hold_for_a_literal_run(p: float) -> None:
     dice = np.random.default_rng(4)
     omega, rate, copies = d / keep - 1, keep / d, 4000
     centres = 3 * dice.normal(size=(n, d))
-    problem = Problem(n, kappa, kappa, 1.0, variance=d * sigma**2)
-    step = theory.fedem_step_limit(problem, omega, p).largest
+    bounds = FedEMBounds(Problem(n, kappa, kappa, 1.0, variance=d * sigma**2), omega, p)
+    step = bounds.step_limit.largest
     here, memory = np.zeros((copies, d)), np.zeros((copies, n, d))
     for _ in range(30):
         fields = kappa * (centres - here[:, None])
@@ -213,12 +217,12 @@ def test_the_recursions_hold_for_a_literal_run(p: float) -> None:
         sent = np.where(kept, delta * d / keep, 0.0) * (dice.random((copies, n, 1)) < p)
         guess = memory.mean(axis=1) + sent.mean(axis=1) / p
         variance = float(((guess - fields.mean(axis=1)) ** 2).sum(axis=-1).mean())
-        assert variance <= 1.05 * theory.fedem_variance(problem, omega, before, p)
-        assert variance >= 0.5 * theory.fedem_variance(problem, omega, before, p)  # no idle bound
+        assert variance <= 1.05 * bounds.variance(before)
+        assert variance >= 0.5 * bounds.variance(before)  # no idle bound
         here, memory = here + step * guess, memory + rate * sent
         fields = kappa * (centres - here[:, None])
         after = float(((memory - fields) ** 2).sum(axis=-1).mean() / n)
-        assert after <= 1.02 * theory.fedem_memory_step(problem, step, omega, before, squared_h, p)
+        assert after <= 1.02 * bounds.memory_step(step, before, squared_h)
 
 
 def test_memories_of_vr_fedem_obey_their_cesaro_bound() -> None:
@@ -229,12 +233,8 @@ def test_memories_of_vr_fedem_obey_their_cesaro_bound() -> None:
     rows = dice.normal(size=(n, m, d)) + 3 * dice.normal(size=(n, 1, d))
     means = rows.mean(axis=1)
     gap = 0.5 * kappa * float((means.mean(axis=0) ** 2).sum())
-    problem = Problem(n, kappa, kappa, gap)
-    step, batch, rate = (
-        theory.vr_step(problem, omega, inner),
-        theory.vr_batch(inner, omega),
-        keep / d,
-    )
+    bounds, rate = VRBounds(Problem(n, kappa, kappa, gap), omega, inner), keep / d
+    step = bounds.step
     here, memory = np.zeros((copies, d)), np.zeros((copies, n, d))
     start = theory.memory_error(np.full(n, 1 / n), kappa * means, 0.0)
     errors, checked = [], 0
@@ -251,32 +251,31 @@ def test_memories_of_vr_fedem_obey_their_cesaro_bound() -> None:
             error = ((memory - fields) ** 2).sum(axis=-1).mean(axis=1) / n
             size = float((guess**2).sum(axis=-1).mean())
             blur = float(((guess - fields.mean(axis=1)) ** 2).sum(axis=-1).mean())
-            bound = theory.vr_variance(problem, step, omega, batch, float(error.mean()), moved)
+            bound = bounds.variance(step, float(error.mean()), moved)
             assert blur <= 1.05 * bound
             before, here, memory = here, here + step * guess, memory + rate * sent
             fields = kappa * (means - here[:, None])
             after = float((((memory - fields) ** 2).sum(axis=-1).mean(axis=1) / n).mean())
-            promised = theory.vr_memory_step(
-                problem, step, omega, batch, float(error.mean()), size, moved
-            )
+            promised = bounds.memory_step(step, float(error.mean()), size, moved)
             assert after <= 1.02 * promised
             checked += 1
             moved += size
             errors.append(after)
     assert checked == inner * outer
-    assert np.mean(errors) <= theory.vr_memory_bound(problem, omega, inner, outer, start)
-    assert np.mean(errors) >= 0.05 * theory.vr_memory_bound(problem, omega, inner, outer, start)
+    assert np.mean(errors) <= bounds.memory_bound(outer, start)
+    assert np.mean(errors) >= 0.05 * bounds.memory_bound(outer, start)
 
 
 def test_steps_beyond_the_theorem_are_refused() -> None:
     problem = Problem(10, 1.0, 1.0, 1.0)
-    largest = theory.fedem_step_limit(problem, 1.0).largest
+    bounds = FedEMBounds(problem, 1.0)
+    largest = bounds.step_limit.largest
     with pytest.raises(emfed.SettingsError, match="gamma_max"):
-        theory.fedem_bound(problem, 1.01 * largest, 10, 1.0)
+        bounds.bound(1.01 * largest, 10)
     with pytest.raises(emfed.SettingsError, match="1 / \\(1 \\+ omega\\)"):
-        theory.fedem_bound(problem, 0.1 * largest, 10, 1.0, rate=0.6)
+        FedEMBounds(problem, 1.0, rate=0.6)
     with pytest.raises(emfed.SettingsError, match="Lambda_star"):
-        theory.vr_bounds(problem, 10.0, 10, 10, 1.0, 3)
+        VRBounds(problem, 1.0, 10, 3).means(10.0, 10)
     for bad in ({"v_min": 0.0}, {"gap": -1.0}, {"variance": [1.0, 2.0]}, {"lipschitz": np.nan}):
         with pytest.raises(emfed.SettingsError):
             Problem(**({"workers": 3, "lipschitz": 1.0, "smoothness": 1.0, "gap": 1.0} | bad))
@@ -343,15 +342,16 @@ def _problem(data: emfed.data.WorkerData, variance: float) -> tuple[Problem, flo
 def test_theorem_1_holds_in_runs(n: int, p: float, start: Any) -> None:
     data, sigma2 = _workers(n, n)
     problem, zero = _problem(data, sigma2 / 4)
+    bounds = FedEMBounds(problem, 1.0, p)
     operator = emfed.RandomSparsification(5)  # omega = 1, exactly
     for share in (1.0, 0.2):
-        step = share * theory.fedem_step_limit(problem, 1.0, p).largest
+        step = share * bounds.step_limit.largest
         algorithm = emfed.FedEM(
             operator, step_size=step, batch_size=4, replacement=True, memory_start=start
         )
         measured, _ = _averages(algorithm, data, 8, 200, p)
         error = 0.0 if start == "mean-field" else zero
-        bound = theory.fedem_bound(problem, step, 200, 1.0, p, memory_error=error)
+        bound = bounds.bound(step, 200, memory_error=error)
         assert measured <= bound
         assert measured >= bound / 100  # the bound is not empty either
 
@@ -360,19 +360,19 @@ def test_theorem_3_holds_in_runs() -> None:
     data, _ = _workers(20, 3)
     problem, zero = _problem(data, 0.0)
     inner = theory.vr_inner_rounds(M, 1.0)
-    batch = theory.vr_batch(inner, 1.0)
-    step = theory.vr_step(problem, 1.0, inner, batch)
+    bounds = VRBounds(problem, 1.0, inner)
+    step = bounds.step
     for start in ("mean-field", "zero"):
         algorithm = emfed.VRFedEM(
             emfed.RandomSparsification(5),
             step_size=step,
-            batch_size=batch,
+            batch_size=bounds.batch_size,
             inner_rounds=inner,
             memory_start=start,
         )
         h, field = _averages(algorithm, data, 10, 10 * inner, 1.0)
         error = 0.0 if start == "mean-field" else zero
-        on_field, on_h = theory.vr_bounds(problem, step, inner, 10, 1.0, batch, None, error)
+        on_field, on_h = bounds.means(step, 10, error)
         assert on_field / 100 <= field <= on_field
         assert on_h / 100 <= h <= on_h
 

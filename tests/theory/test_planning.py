@@ -27,17 +27,17 @@ def estimate(n: int = 100, variance: float = 1.0) -> theory.Estimate:
 def test_a_plan_holds_what_the_theorems_say() -> None:
     found, operator = estimate(), emfed.RandomSparsification(0.25)
     plan = theory.plan(found, operator, participation=0.5, batch_size=10, epsilon=1e-2)
-    problem = found.with_batch(10)
+    bounds = theory.FedEMBounds(found.with_batch(10), plan.omega, 0.5)
     assert plan.omega == pytest.approx(50 / 12 - 1)
     assert plan.omega_exact
-    assert plan.fed_em.rounds == theory.fedem_rounds(problem, 1e-2, plan.omega, 0.5).needed
-    bound = theory.fedem_bound(problem, plan.fed_em.step_size, plan.fed_em.rounds, plan.omega, 0.5)
+    assert plan.fed_em.rounds == bounds.rounds(1e-2).needed
+    bound = bounds.bound(plan.fed_em.step_size, plan.fed_em.rounds)
     assert bound <= 1e-2 * 1.001
     assert plan.fed_em.memory_rate == pytest.approx(12 / 50)
     vr = plan.vr_fed_em
     noise = theory.participating(plan.omega, 0.5)
     assert vr.inner_rounds == theory.vr_inner_rounds(200, noise)
-    assert vr.batch_size == theory.vr_batch(vr.inner_rounds, noise)
+    assert vr.batch_size == theory.VRBounds(found.problem, noise, vr.inner_rounds).batch_size
     assert any("p < 1" in note for note in plan.notes)
     assert json.dumps(plan.describe())
 
@@ -64,14 +64,13 @@ def test_memories_at_zero_cost_rounds_and_those_at_the_mean_field_bytes() -> Non
     assert zero.vr_fed_em.rounds > field.vr_fed_em.rounds
     for plan, error in ((zero, 3.0), (field, 0.0)):
         advice, problem = plan.fed_em, found.problem
-        bound = theory.fedem_bound(
-            problem, advice.step_size, advice.rounds, plan.omega, memory_error=error
-        )
+        bounds = theory.FedEMBounds(problem, plan.omega)
+        bound = bounds.bound(advice.step_size, advice.rounds, memory_error=error)
         assert bound <= 1e-2 * 1.001
         vr = plan.vr_fed_em
         outer = vr.rounds // vr.inner_rounds
-        settings = (problem, vr.step_size, vr.inner_rounds, outer, plan.omega, vr.batch_size)
-        assert theory.vr_bounds(*settings, memory_error=error)[1] <= 1e-2 * 1.001
+        reduced = theory.VRBounds(problem, plan.omega, vr.inner_rounds, vr.batch_size)
+        assert reduced.means(vr.step_size, outer, memory_error=error)[1] <= 1e-2 * 1.001
     extra = field.fed_em.bytes_up - field.fed_em.rounds * zero.fed_em.bytes_up / zero.fed_em.rounds
     assert extra == floats_size(50) + REPLY_ENVELOPE
     with pytest.raises(emfed.SettingsError, match="memory_start"):
@@ -92,9 +91,8 @@ def test_conditional_expectations_are_those_of_a_run() -> None:
             participation=emfed.algorithms.Bernoulli(p),
         )
         spent = sum(record.evaluations for record in result.records[1:])
-        assert theory.vr_evaluations(500, inner, 20, 100, batch, p) == pytest.approx(
-            spent, rel=0.02
-        )
+        bounds = theory.VRBounds(theory.Problem(20, 1.0, 1.0, 1.0), 0.0, inner, batch)
+        assert bounds.evaluations(500, 100, p) == pytest.approx(spent, rel=0.02)
 
 
 def test_at_the_optimum_nothing_is_slowed_down() -> None:

@@ -1,36 +1,17 @@
 """The paper's theory as numbers: omega, step-size limits, bounds, regimes, planning a run.
 
-Every formula cites the theorem, assumption (A1 to A9) or section of the paper it stands at. See
-`bounds` for the symbols.
+Every formula cites the theorem, assumption (A1 to A9) or section of the paper it stands at.
 """
 
 from emfed.theory.bounds import (
+    FedEMBounds,
     RoundsNeeded,
     StepLimit,
-    fedem_bound,
-    fedem_corollary,
-    fedem_decreasing_bound,
-    fedem_evaluations,
-    fedem_memory_step,
-    fedem_rounds,
-    fedem_step,
-    fedem_step_limit,
-    fedem_variance,
-    lambda_star,
+    VRBounds,
     memory_rate,
     noise_floor,
     settled_mean_field,
-    slowdown,
-    vr_batch,
-    vr_bounds,
-    vr_evaluations,
     vr_inner_rounds,
-    vr_memory_bound,
-    vr_memory_step,
-    vr_regime,
-    vr_rounds,
-    vr_step,
-    vr_variance,
 )
 from emfed.theory.estimates import Estimate, estimate_problem
 from emfed.theory.planning import Advice, Plan, plan
@@ -39,22 +20,14 @@ from emfed.theory.problem import Omega, Problem, memory_error, omega_of, partici
 __all__ = [
     "Advice",
     "Estimate",
+    "FedEMBounds",
     "Omega",
     "Plan",
     "Problem",
     "RoundsNeeded",
     "StepLimit",
+    "VRBounds",
     "estimate_problem",
-    "fedem_bound",
-    "fedem_corollary",
-    "fedem_decreasing_bound",
-    "fedem_evaluations",
-    "fedem_memory_step",
-    "fedem_rounds",
-    "fedem_step",
-    "fedem_step_limit",
-    "fedem_variance",
-    "lambda_star",
     "memory_error",
     "memory_rate",
     "noise_floor",
@@ -62,15 +35,5 @@ __all__ = [
     "participating",
     "plan",
     "settled_mean_field",
-    "slowdown",
-    "vr_batch",
-    "vr_bounds",
-    "vr_evaluations",
     "vr_inner_rounds",
-    "vr_memory_bound",
-    "vr_memory_step",
-    "vr_regime",
-    "vr_rounds",
-    "vr_step",
-    "vr_variance",
 ]

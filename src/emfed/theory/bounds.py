@@ -1,8 +1,6 @@
 """The theorems as numbers: Theorem 1 (FedEM), 3 (VR-FedEM) and 4 (FedEM, partial participation).
 
-Symbols: ``step`` is gamma, ``rate`` alpha (None: 1 / (1 + omega)), ``p`` the smallest probability
-that a worker takes part, ``rounds`` k_max, ``inner`` k_in, ``outer`` k_out, ``batch`` b. For
-unequal workers L / sqrt(n) reads (sum w_i^2 L_i^2)^(1/2), and sigma^2 / n reads
+For unequal workers L / sqrt(n) reads (sum w_i^2 L_i^2)^(1/2), and sigma^2 / n reads
 sum w_i^2 sigma_i^2.
 """
 
@@ -19,6 +17,7 @@ from emfed.core.protocols import FloatArray
 from emfed.theory.problem import Problem, participating
 
 Regime = Literal["smoothness", "compression"]
+BEYOND = "The theorem says nothing beyond gamma_max."
 
 
 @final
@@ -122,16 +121,10 @@ def _rate(rate: float | None, omega: float) -> float:
     return check_range("rate", rate, 0, largest * (1 + 1e-12), open_low=True, hint=hint)
 
 
-# FedEM: Theorem 1 and its version with partial participation.
-
-
-def fedem_step_limit(
-    problem: Problem, omega: float, p: float = 1.0, rate: float | None = None
-) -> StepLimit:
-    """Compute the largest step of FedEM, gamma_max (Theorem 1; with p < 1 Theorem 4).
-
-    The two parts are v_min / (2 L_W) and alpha p sqrt(n) / (2 sqrt(2) L sqrt(omega_p)). For a rate
-    other than 1 / (1 + omega) they follow from step 2 of the proofs (Appendices C.4 and D.4).
+@final
+@dataclass(frozen=True)
+class FedEMBounds:
+    """What Theorem 1, with p < 1 Theorem 4, and Corollary 2 promise of FedEM.
 
     Parameters
     ----------
@@ -144,413 +137,350 @@ def fedem_step_limit(
     rate : float or None
         The memory rate alpha; None stands for 1 / (1 + omega), the largest that is allowed.
 
-    Returns
-    -------
-    StepLimit
-        Both parts, and which of them limits the step.
+    Notes
+    -----
+    Of the arguments of methods ``step`` is the step size gamma, ``rounds`` the number of rounds
+    k_max, ``epsilon`` the mean over rounds of E|h|^2 that is to be reached, and ``memory_error``
+    the error G / n of the memories: of the first ones in a bound (`memory_error`), of those before
+    the round in a recursion. What the theorems do not cover raises `SettingsError`.
 
     Examples
     --------
-    >>> from emfed.theory import Problem, fedem_step_limit
-    >>> problem = Problem(workers=10, lipschitz=1.0, smoothness=2.0, gap=1.0)
-    >>> limit = fedem_step_limit(problem, omega=1.0)
-    >>> round(limit.largest, 4), limit.regime
+    >>> from emfed.theory import FedEMBounds, Problem
+    >>> problem = Problem(workers=10, lipschitz=1.0, smoothness=2.0, gap=1.0, variance=1.0)
+    >>> bounds = FedEMBounds(problem, omega=1.0)
+    >>> round(bounds.step_limit.largest, 4), bounds.step_limit.regime
     (0.25, 'smoothness')
-    """
-    noise = participating(omega, p)
-    smooth = problem.v_min / (2 * problem.smoothness)
-    steep = problem.spread_lipschitz * sqrt(noise)
-    return StepLimit(smooth, _rate(rate, omega) * p / (2 * sqrt(2) * steep) if steep else inf)
-
-
-def fedem_bound(
-    problem: Problem,
-    step: float,
-    rounds: int,
-    omega: float,
-    p: float = 1.0,
-    rate: float | None = None,
-    memory_error: float = 0.0,
-) -> float:
-    """Bound the mean over rounds of E|h(S_k)|^2 of FedEM (Theorem 1; with p < 1 Theorem 4).
-
-    Memories that do not start at the mean field add the term in G_0 of step 3 of the proofs
-    (Appendices C.4 and D.4). Without compression and with everyone there, the sharper bound of the
-    case omega = 0 holds up to gamma = 2 v_min / L_W.
-
-    Parameters
-    ----------
-    problem : Problem
-        The constants of the model and its data.
-    step : float
-        The step size gamma.
-    rounds : int
-        The number of rounds, k_max.
-    omega : float
-        The constant of the compression operator (A6); 0 for no compression.
-    p : float
-        The smallest probability that a worker takes part in a round.
-    rate : float or None
-        The memory rate alpha; None stands for 1 / (1 + omega), the largest that is allowed.
-    memory_error : float
-        The error of the first memories, G_0 / n; see `memory_error`.
-
-    Returns
-    -------
-    float
-        The bound.
-
-    Raises
-    ------
-    SettingsError
-        If the step is larger than the theorem allows.
-
-    Examples
-    --------
-    >>> from emfed.theory import Problem, fedem_bound
-    >>> problem = Problem(workers=10, lipschitz=1.0, smoothness=2.0, gap=1.0, variance=1.0)
-    >>> round(fedem_bound(problem, step=0.1, rounds=1000, omega=1.0), 4)
+    >>> round(bounds.bound(step=0.1, rounds=1000), 4)
     0.1625
-    """
-    check_count("rounds", rounds)
-    noise, smooth = participating(omega, p), problem.smoothness
-    if noise == 0:
-        check_range("step", step, 0, 2 * problem.v_min / smooth, open_low=True, open_high=True)
-        left = problem.v_min * (1 - step * smooth / (2 * problem.v_min))
-        right = problem.gap / (step * rounds) + step * smooth * problem.spread_variance / 2
-        return right / left
-    limit = fedem_step_limit(problem, omega, p, rate).largest
-    hint = "The theorem says nothing beyond gamma_max."
-    check_range("step", step, 0, limit * (1 + 1e-12), open_low=True, hint=hint)
-    start = problem.gap + step**2 * 2 * smooth / (_rate(rate, omega) * p) * noise * memory_error
-    stay = step * smooth * (1 + 5 * noise) * problem.spread_variance
-    left = problem.v_min * (1 - step * smooth / problem.v_min)
-    return (start / (step * rounds) + stay) / left
-
-
-def fedem_step(problem: Problem, rounds: int, omega: float, p: float = 1.0) -> float:
-    """Compute the step that Corollary 2 takes for this many rounds.
-
-    Parameters
-    ----------
-    problem : Problem
-        The constants of the model and its data.
-    rounds : int
-        The number of rounds, k_max.
-    omega : float
-        The constant of the compression operator (A6); 0 for no compression.
-    p : float
-        The smallest probability that a worker takes part in a round.
-
-    Returns
-    -------
-    float
-        The step gamma, at most gamma_max.
-
-    Examples
-    --------
-    >>> from emfed.theory import Problem, fedem_step
-    >>> problem = Problem(workers=10, lipschitz=1.0, smoothness=2.0, gap=1.0, variance=1.0)
-    >>> round(fedem_step(problem, rounds=1000, omega=1.0), 4)
-    0.0289
-    """
-    check_count("rounds", rounds)
-    noise, limit = participating(omega, p), fedem_step_limit(problem, omega, p).largest
-    blur = rounds * problem.smoothness * (1 + 5 * noise) * problem.spread_variance
-    return min(limit, sqrt(problem.gap / blur)) if blur and problem.gap else limit
-
-
-def fedem_corollary(problem: Problem, rounds: int, omega: float, p: float = 1.0) -> float:
-    """Bound the mean over rounds of E|h|^2 at the step of `fedem_step` (Corollary 2).
-
-    Parameters
-    ----------
-    problem : Problem
-        The constants of the model and its data.
-    rounds : int
-        The number of rounds, k_max.
-    omega : float
-        The constant of the compression operator (A6); 0 for no compression.
-    p : float
-        The smallest probability that a worker takes part in a round.
-
-    Returns
-    -------
-    float
-        The bound.
-
-    Examples
-    --------
-    >>> from emfed.theory import Problem, fedem_corollary
-    >>> problem = Problem(workers=10, lipschitz=1.0, smoothness=2.0, gap=1.0, variance=1.0)
-    >>> round(fedem_corollary(problem, rounds=1000, omega=1.0), 4)
-    0.1386
-    """
-    noise, limit = participating(omega, p), fedem_step_limit(problem, omega, p).largest
-    check_count("rounds", rounds)
-    blur = problem.smoothness * (1 + 5 * noise) * problem.spread_variance
-    return 4 / problem.v_min * max(sqrt(problem.gap * blur / rounds), problem.gap / limit / rounds)
-
-
-def fedem_rounds(problem: Problem, epsilon: float, omega: float, p: float = 1.0) -> RoundsNeeded:
-    """Solve the bound of Corollary 2 for the number of rounds, K_opt(epsilon), constants kept.
-
-    Parameters
-    ----------
-    problem : Problem
-        The constants of the model and its data.
-    epsilon : float
-        The accuracy: the mean over rounds of E|h|^2 that is to be reached.
-    omega : float
-        The constant of the compression operator (A6); 0 for no compression.
-    p : float
-        The smallest probability that a worker takes part in a round.
-
-    Returns
-    -------
-    RoundsNeeded
-        Both terms, and which of them dominates.
-
-    Examples
-    --------
-    >>> from emfed.theory import Problem, fedem_rounds
-    >>> problem = Problem(workers=10, lipschitz=1.0, smoothness=2.0, gap=1.0, variance=1.0)
-    >>> fedem_rounds(problem, epsilon=0.1, omega=1.0).needed
+    >>> round(bounds.step(rounds=1000), 4), round(bounds.corollary(rounds=1000), 4)
+    (0.0289, 0.1386)
+    >>> bounds.rounds(epsilon=0.1).needed
     1921
     """
-    check_range("epsilon", epsilon, 0, np.inf, open_low=True, open_high=True)
-    noise, limit = participating(omega, p), fedem_step_limit(problem, omega, p).largest
-    blur = problem.smoothness * (1 + 5 * noise) * problem.spread_variance
-    return RoundsNeeded(
-        16 * problem.gap * blur / (problem.v_min * epsilon) ** 2,
-        4 * problem.gap / (problem.v_min * limit * epsilon),
-    )
 
+    problem: Problem
+    omega: float
+    p: float = 1.0
+    rate: float | None = None
 
-def slowdown(problem: Problem, epsilon: float, omega: float, p: float = 1.0) -> float:
-    """Divide K_opt(epsilon) with this compression by K_opt(epsilon) without.
+    def __post_init__(self) -> None:
+        participating(self.omega, self.p)
+        _rate(self.rate, self.omega)
 
-    Section 2 of the paper has these factors as a table, below Corollary 2.
+    @property
+    def omega_p(self) -> float:
+        """omega, with silence counted as more compression (`participating`)."""
+        return participating(self.omega, self.p)
 
-    Parameters
-    ----------
-    problem : Problem
-        The constants of the model and its data.
-    epsilon : float
-        The accuracy: the mean over rounds of E|h|^2 that is to be reached.
-    omega : float
-        The constant of the compression operator (A6); 0 for no compression.
-    p : float
-        The smallest probability that a worker takes part in a round.
+    @property
+    def memory_rate(self) -> float:
+        """The memory rate alpha."""
+        return _rate(self.rate, self.omega)
 
-    Returns
-    -------
-    float
-        The factor by which compression multiplies the rounds of FedEM; 1 at the optimum.
+    @property
+    def step_limit(self) -> StepLimit:
+        """The largest step gamma_max (Theorem 1; with p < 1 Theorem 4).
 
-    Examples
-    --------
-    >>> from emfed.theory import Problem, slowdown
-    >>> problem = Problem(workers=10, lipschitz=1.0, smoothness=2.0, gap=1.0)
-    >>> round(slowdown(problem, epsilon=0.1, omega=8.0), 2)
-    5.69
-    """
-    if problem.gap == 0:  # at the optimum no rounds are needed, with compression or without
-        return 1.0
-    ours, free = (fedem_rounds(problem, epsilon, w, p) for w in (omega, 0.0))
-    return max(ours.noise, ours.step) / max(free.noise, free.step)
-
-
-def fedem_start(problem: Problem, omega: float, p: float, memory_error: float) -> Problem:
-    """The problem with the extra term of memories that do not start at h_i(S_0) in its gap.
-
-    The term grows with gamma, so it is taken at gamma_max: a bound for every step (proof of
-    Theorem 4, step 3).
-    """
-    limit, noise = fedem_step_limit(problem, omega, p).largest, participating(omega, p)
-    if noise == 0 or memory_error == 0:
-        return problem
-    term = limit**2 * 2 * problem.smoothness / (memory_rate(omega) * p) * noise * memory_error
-    return replace(problem, gap=problem.gap + term)
-
-
-def fedem_variance(problem: Problem, omega: float, memory_error: float, p: float = 1.0) -> float:
-    """Bound E|H - h(S)|^2 of FedEM, given the error of the memories.
-
-    The bound is omega_p (G + sigma^2) / n + sigma^2 / n (Propositions 8 and 10; with p < 1
-    Propositions 13 and 14).
-
-    Parameters
-    ----------
-    problem : Problem
-        The constants of the model and its data.
-    omega : float
-        The constant of the compression operator (A6); 0 for no compression.
-    memory_error : float
-        The error of the memories in this round, G / n.
-    p : float
-        The smallest probability that a worker takes part in a round.
-
-    Returns
-    -------
-    float
-        The bound.
-
-    Examples
-    --------
-    >>> from emfed.theory import Problem, fedem_variance
-    >>> problem = Problem(workers=10, lipschitz=1.0, smoothness=2.0, gap=1.0, variance=1.0)
-    >>> round(fedem_variance(problem, omega=1.0, memory_error=0.1), 6)
-    0.3
-    """
-    noise = participating(omega, p)
-    return noise * memory_error + (1 + noise) * problem.spread_variance
-
-
-def fedem_memory_step(
-    problem: Problem,
-    step: float,
-    omega: float,
-    memory_error: float,
-    squared_h: float,
-    p: float = 1.0,
-    rate: float | None = None,
-) -> float:
-    """Bound the error of the memories after a round of FedEM, given that before it.
-
-    This is the recursion of Proposition 11, and with p < 1 of Proposition 15. The latter is
-    printed with omega_p / n in its last term; its proof, and its use in the next step, have
-    (1 + omega_p) / n, which stands here.
-
-    Parameters
-    ----------
-    problem : Problem
-        The constants of the model and its data.
-    step : float
-        The step size gamma.
-    omega : float
-        The constant of the compression operator (A6); 0 for no compression.
-    memory_error : float
-        The error of the memories before the round, G / n.
-    squared_h : float
-        |h|^2 before the round.
-    p : float
-        The smallest probability that a worker takes part in a round.
-    rate : float or None
-        The memory rate alpha; None stands for 1 / (1 + omega), the largest that is allowed.
-
-    Returns
-    -------
-    float
-        The bound on G / n after the round.
-
-    Examples
-    --------
-    >>> from emfed.theory import Problem, fedem_memory_step
-    >>> problem = Problem(workers=10, lipschitz=1.0, smoothness=2.0, gap=1.0)
-    >>> round(fedem_memory_step(problem, 0.1, omega=1.0, memory_error=0.1, squared_h=0.0), 6)
-    0.0754
-    """
-    noise, learnt = participating(omega, p), _rate(rate, omega) * p
-    steep = 2 * (step * problem.spread_lipschitz) ** 2 / learnt
-    stay = (1 - learnt / 2 + steep * noise) * memory_error
-    return stay + steep * squared_h + (2 * learnt + steep * (1 + noise)) * problem.spread_variance
-
-
-def fedem_decreasing_bound(
-    problem: Problem,
-    steps: FloatArray,
-    omega: float,
-    p: float = 1.0,
-    rate: float | None = None,
-    memory_error: float = 0.0,
-) -> float:
-    """Bound a mean over rounds of E|h(S_k)|^2 of FedEM for steps that never grow.
-
-    Round k counts in proportion to gamma (1 - gamma L_W / (2 v_min) (1 + 8 gamma^2 L^2 omega_p /
-    (alpha^2 p^2 n))), which is about gamma (Appendices C.4 and D.4, step 3, before steps are
-    taken constant; printed there with omega in place of omega_p once). For constant steps it
-    is a little sharper than `fedem_bound`.
-
-    Parameters
-    ----------
-    problem : Problem
-        The constants of the model and its data.
-    steps : array of shape (rounds,)
-        The step of each round.
-    omega : float
-        The constant of the compression operator (A6); 0 for no compression.
-    p : float
-        The smallest probability that a worker takes part in a round.
-    rate : float or None
-        The memory rate alpha; None stands for 1 / (1 + omega), the largest that is allowed.
-    memory_error : float
-        The error of the first memories, G_0 / n; see `memory_error`.
-
-    Returns
-    -------
-    float
-        The bound.
-
-    Raises
-    ------
-    SettingsError
-        If steps grow, are not positive, or are larger than the theorem allows.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from emfed.theory import Problem, fedem_decreasing_bound
-    >>> problem = Problem(workers=10, lipschitz=1.0, smoothness=2.0, gap=1.0, variance=1.0)
-    >>> steps = 0.2 / np.sqrt(np.arange(1, 1001))
-    >>> round(fedem_decreasing_bound(problem, steps, omega=1.0), 4)
-    0.108
-    """
-    steps = np.asarray(steps, dtype=np.float64)
-    if steps.ndim != 1 or not len(steps) or np.any(steps <= 0) or np.any(np.diff(steps) > 0):
-        raise SettingsError("steps must be positive numbers, one a round, that never grow.")
-    noise, smooth = participating(omega, p), problem.smoothness
-    learnt = _rate(rate, omega) * p
-    limit = fedem_step_limit(problem, omega, p, rate)
-    largest = limit.compression if noise else inf
-    hint = "The theorem says nothing beyond gamma_max."
-    check_range("steps", float(steps[0]), 0, largest * (1 + 1e-12), open_low=True, hint=hint)
-    bent = 8 * (steps * problem.spread_lipschitz / learnt) ** 2 * noise
-    shares = steps * (1 - steps * smooth / (2 * problem.v_min) * (1 + bent))
-    if np.any(shares <= 0):
-        raise SettingsError(
-            f"steps must stay below about 2 v_min / L_W; got {steps.max():g}. {hint}"
+        The two parts are v_min / (2 L_W) and alpha p sqrt(n) / (2 sqrt(2) L sqrt(omega_p)). For a
+        rate other than 1 / (1 + omega) they follow from step 2 of the proofs (Appendices C.4 and
+        D.4).
+        """
+        smooth = self.problem.v_min / (2 * self.problem.smoothness)
+        steep = self.problem.spread_lipschitz * sqrt(self.omega_p)
+        return StepLimit(
+            smooth, self.memory_rate * self.p / (2 * sqrt(2) * steep) if steep else inf
         )
-    start = problem.gap + steps[0] ** 2 * 2 * smooth / learnt * noise * memory_error
-    blur = 4 * smooth * steps**2 * (noise + (1 + noise) / 8 * (1 + bent))
-    return float((start + blur.sum() * problem.spread_variance) / (problem.v_min * shares.sum()))
+
+    def bound(self, step: float, rounds: int, memory_error: float = 0.0) -> float:
+        """Bound the mean over rounds of E|h(S_k)|^2 (Theorem 1; with p < 1 Theorem 4).
+
+        Memories that do not start at the mean field add the term in G_0 of step 3 of the proofs
+        (Appendices C.4 and D.4). Without compression and with everyone there, the sharper bound of
+        the case omega = 0 holds up to gamma = 2 v_min / L_W.
+        """
+        check_count("rounds", rounds)
+        problem, noise, smooth = self.problem, self.omega_p, self.problem.smoothness
+        if noise == 0:
+            check_range("step", step, 0, 2 * problem.v_min / smooth, open_low=True, open_high=True)
+            left = problem.v_min * (1 - step * smooth / (2 * problem.v_min))
+            right = problem.gap / (step * rounds) + step * smooth * problem.spread_variance / 2
+            return right / left
+        largest = self.step_limit.largest * (1 + 1e-12)
+        check_range("step", step, 0, largest, open_low=True, hint=BEYOND)
+        learnt = self.memory_rate * self.p
+        start = problem.gap + step**2 * 2 * smooth / learnt * noise * memory_error
+        stay = step * smooth * (1 + 5 * noise) * problem.spread_variance
+        left = problem.v_min * (1 - step * smooth / problem.v_min)
+        return (start / (step * rounds) + stay) / left
+
+    def decreasing_bound(self, steps: FloatArray, memory_error: float = 0.0) -> float:
+        """Bound a mean over rounds of E|h(S_k)|^2 for steps, one a round, that never grow.
+
+        Round k counts in proportion to gamma (1 - gamma L_W / (2 v_min) (1 + 8 gamma^2 L^2 omega_p
+        / (alpha^2 p^2 n))), which is about gamma (Appendices C.4 and D.4, step 3, before steps are
+        taken constant; printed there with omega in place of omega_p once). For constant steps it
+        is a little sharper than `bound`.
+        """
+        steps = np.asarray(steps, dtype=np.float64)
+        if steps.ndim != 1 or not len(steps) or np.any(steps <= 0) or np.any(np.diff(steps) > 0):
+            raise SettingsError("steps must be positive numbers, one a round, that never grow.")
+        problem, noise, smooth = self.problem, self.omega_p, self.problem.smoothness
+        learnt = self.memory_rate * self.p
+        largest = self.step_limit.compression * (1 + 1e-12) if noise else inf
+        check_range("steps", float(steps[0]), 0, largest, open_low=True, hint=BEYOND)
+        bent = 8 * (steps * problem.spread_lipschitz / learnt) ** 2 * noise
+        shares = steps * (1 - steps * smooth / (2 * problem.v_min) * (1 + bent))
+        if np.any(shares <= 0):
+            raise SettingsError(
+                f"steps must stay below about 2 v_min / L_W; got {steps.max():g}. {BEYOND}"
+            )
+        start = problem.gap + steps[0] ** 2 * 2 * smooth / learnt * noise * memory_error
+        blur = 4 * smooth * steps**2 * (noise + (1 + noise) / 8 * (1 + bent))
+        weight = problem.v_min * shares.sum()
+        return float((start + blur.sum() * problem.spread_variance) / weight)
+
+    def step(self, rounds: int) -> float:
+        """Compute the step that Corollary 2 takes for this many rounds, at most gamma_max."""
+        blur = check_count("rounds", rounds) * self._blur
+        limit, gap = self.step_limit.largest, self.problem.gap
+        return min(limit, sqrt(gap / blur)) if blur and gap else limit
+
+    def corollary(self, rounds: int) -> float:
+        """Bound the mean over rounds of E|h|^2 at the step of `step` (Corollary 2)."""
+        check_count("rounds", rounds)
+        gap, limit = self.problem.gap, self.step_limit.largest
+        return 4 / self.problem.v_min * max(sqrt(gap * self._blur / rounds), gap / limit / rounds)
+
+    def rounds(self, epsilon: float) -> RoundsNeeded:
+        """Solve the bound of Corollary 2 for the number of rounds, K_opt(epsilon)."""
+        check_range("epsilon", epsilon, 0, np.inf, open_low=True, open_high=True)
+        gap, aim = self.problem.gap, self.problem.v_min * epsilon
+        return RoundsNeeded(
+            16 * gap * self._blur / aim**2, 4 * gap / (aim * self.step_limit.largest)
+        )
+
+    @property
+    def _blur(self) -> float:
+        return self.problem.smoothness * (1 + 5 * self.omega_p) * self.problem.spread_variance
+
+    def slowdown(self, epsilon: float) -> float:
+        """Divide K_opt(epsilon) with this compression by K_opt(epsilon) without.
+
+        Section 2 of the paper has these factors as a table, below Corollary 2.
+        """
+        if self.problem.gap == 0:  # no rounds are needed, with compression or without
+            return 1.0
+        ours, free = (b.rounds(epsilon) for b in (self, FedEMBounds(self.problem, 0.0, self.p)))
+        return max(ours.noise, ours.step) / max(free.noise, free.step)
+
+    def variance(self, memory_error: float) -> float:
+        """Bound E|H - h(S)|^2 in a round, given the error of the memories in it.
+
+        The bound is omega_p (G + sigma^2) / n + sigma^2 / n (Propositions 8 and 10; with p < 1
+        Propositions 13 and 14).
+        """
+        return self.omega_p * memory_error + (1 + self.omega_p) * self.problem.spread_variance
+
+    def memory_step(self, step: float, memory_error: float, squared_h: float) -> float:
+        """Bound the error of the memories after a round, given that and |h|^2 before it.
+
+        This is the recursion of Proposition 11, and with p < 1 of Proposition 15. The latter is
+        printed with omega_p / n in its last term; its proof, and its use in the next step, have
+        (1 + omega_p) / n, which stands here.
+        """
+        noise, learnt = self.omega_p, self.memory_rate * self.p
+        steep = 2 * (step * self.problem.spread_lipschitz) ** 2 / learnt
+        stay = (1 - learnt / 2 + steep * noise) * memory_error
+        fresh = (2 * learnt + steep * (1 + noise)) * self.problem.spread_variance
+        return stay + steep * squared_h + fresh
+
+    def with_memories(self, memory_error: float) -> FedEMBounds:
+        """Return the same, with the term of memories that do not start at h_i(S_0) in the gap.
+
+        The term grows with gamma, so it is taken at gamma_max: a bound for every step (proof of
+        Theorem 4, step 3).
+        """
+        if self.omega_p == 0 or memory_error == 0:
+            return self
+        price = 2 * self.problem.smoothness / (self.memory_rate * self.p) * self.omega_p
+        term = self.step_limit.largest**2 * price * memory_error
+        return replace(self, problem=replace(self.problem, gap=self.problem.gap + term))
+
+    def evaluations(self, rounds: float, batch: float) -> float:
+        """Count the conditional expectations, K_CE: p n b in each round."""
+        return rounds * self.p * len(self.problem.weights) * batch
 
 
-# VR-FedEM: Theorem 3 and the proposition behind it. The paper proves them for p = 1 only.
+@final
+@dataclass(frozen=True)
+class VRBounds:
+    """What Theorem 3, and Proposition 25 that it follows from, promise of VR-FedEM.
 
-
-def vr_batch(inner: int, omega: float) -> int:
-    """Compute the batch size of Theorem 3, ceil(k_in / (1 + omega)^2).
+    The paper proves them for p = 1 only.
 
     Parameters
     ----------
+    problem : Problem
+        The constants of the model and its data.
+    omega : float
+        The constant of the compression operator (A6); 0 for no compression.
     inner : int
         The number of inner rounds of an outer loop, k_in.
-    omega : float
-        The constant of the compression operator (A6); 0 for no compression.
+    batch : int or None
+        The number of rows b of a mini-batch; None stands for that of Theorem 3,
+        ceil(k_in / (1 + omega)^2).
+    rate : float or None
+        The memory rate alpha; None stands for 1 / (1 + omega), the largest that is allowed.
 
-    Returns
-    -------
-    int
-        The number of rows of a mini-batch.
+    Notes
+    -----
+    Of the arguments of methods ``step`` is the step size gamma, ``outer`` the number of outer
+    loops k_out, ``epsilon`` the mean over rounds of E|h|^2 that is to be reached, ``moved`` the sum
+    of |H|^2 over the earlier rounds of this outer loop, and ``memory_error`` the error G / n of
+    the memories: of the first ones in a bound (`memory_error`), of those before the round in a
+    recursion. What the theorems do not cover raises `SettingsError`.
 
     Examples
     --------
-    >>> from emfed.theory import vr_batch
-    >>> vr_batch(inner=20, omega=1.0)
-    5
+    >>> from emfed.theory import Problem, VRBounds
+    >>> problem = Problem(workers=10, lipschitz=1.0, smoothness=2.0, gap=1.0)
+    >>> bounds = VRBounds(problem, omega=1.0, inner=20)
+    >>> bounds.batch_size, round(bounds.step, 4), bounds.regime
+    (5, 0.1331, 'compression')
+    >>> [round(bound, 3) for bound in bounds.means(bounds.step, outer=50)]
+    [0.015, 0.03]
+    >>> bounds.rounds(epsilon=0.01)
+    3040
     """
-    return max(1, ceil(check_count("inner", inner) * memory_rate(omega) ** 2 - 1e-9))
+
+    problem: Problem
+    omega: float
+    inner: int
+    batch: int | None = None
+    rate: float | None = None
+
+    def __post_init__(self) -> None:
+        check_count("inner", self.inner)
+        if self.batch is not None:
+            check_count("batch", self.batch)
+        _rate(self.rate, self.omega)
+
+    @property
+    def batch_size(self) -> int:
+        """The batch b; by default that of Theorem 3."""
+        if self.batch is not None:
+            return self.batch
+        return max(1, ceil(self.inner * memory_rate(self.omega) ** 2 - 1e-9))
+
+    @property
+    def memory_rate(self) -> float:
+        """The memory rate alpha."""
+        return _rate(self.rate, self.omega)
+
+    @property
+    def _blur(self) -> float:
+        """The a_star of the proof of Theorem 3."""
+        alpha, omega = self.memory_rate, self.omega
+        inside = omega + self.inner * alpha**2 / (8 * self.batch_size) * (1 + 10 * omega)
+        steep = self.problem.largest_eigenvalue * self.problem.spread_sample_lipschitz
+        return 2 * sqrt(2) * steep / alpha * sqrt(inside)
+
+    @property
+    def lambda_star(self) -> float:
+        """Lambda_star of Proposition 25: steps must be smaller than its inverse."""
+        return self.problem.smoothness / (2 * self.problem.v_min) + self._blur / self.problem.v_min
+
+    @property
+    def regime(self) -> Regime:
+        """The part of Lambda_star that dominates, and so limits the step (below Theorem 3)."""
+        return "smoothness" if self._blur <= self.problem.smoothness / 2 else "compression"
+
+    @property
+    def step(self) -> float:
+        """The step 1 / (2 Lambda_star).
+
+        Theorem 3 prints it for b = k_in / (1 + omega)^2. A batch rounded up to a whole number
+        allows a little more.
+        """
+        return 1 / (2 * self.lambda_star)
+
+    def means(self, step: float, outer: int, memory_error: float = 0.0) -> tuple[float, float]:
+        """Bound the means over rounds of E|H|^2 and of E|h|^2 (Proposition 25).
+
+        Theorem 3 is its case of one batch size. The factor of ``memory_error`` is in Appendix E.4.
+        """
+        check_count("outer", outer)
+        steepness = self.lambda_star
+        hint = "The proposition needs gamma < 1 / Lambda_star."
+        check_range("step", step, 0, 1 / steepness, open_low=True, open_high=True, hint=hint)
+        start = self.with_memories(memory_error).problem.gap
+        field = start / (step * self.inner * outer) / (self.problem.v_min * (1 - step * steepness))
+        drift = step**2 * self.problem.spread_sample_lipschitz**2 * self.inner / self.batch_size
+        return field, 2 * (1 + drift) * field
+
+    def rounds(self, epsilon: float) -> int:
+        """Compute K_opt(epsilon): inner rounds in all, until the bound on E|h|^2 is epsilon."""
+        check_range("epsilon", epsilon, 0, np.inf, open_low=True, open_high=True)
+        _, bound = self.means(self.step, 1)
+        return self.inner * max(1, ceil(bound / epsilon))
+
+    def variance(self, step: float, memory_error: float, moved: float) -> float:
+        """Bound E|H - h(S)|^2 in a round, given the error of the memories in it.
+
+        The bound is (1 + 2 omega) gamma^2 L^2 / (n b) sum |H|^2 + 2 omega G / n (Propositions 20
+        and 24).
+        """
+        drift = (step * self.problem.spread_sample_lipschitz) ** 2 / self.batch_size * moved
+        return (1 + 2 * self.omega) * drift + 2 * self.omega * memory_error
+
+    def memory_step(
+        self, step: float, memory_error: float, squared_H: float, moved: float
+    ) -> float:
+        """Bound the error of the memories after an inner round, given |H|^2 of that round.
+
+        This is Proposition 22.
+        """
+        alpha = self.memory_rate
+        steep = (step * self.problem.spread_sample_lipschitz) ** 2
+        stay = (1 - alpha / 2) * memory_error
+        return stay + 2 / alpha * steep * squared_H + 2 * alpha / self.batch_size * steep * moved
+
+    def memory_bound(self, outer: int, memory_error: float = 0.0) -> float:
+        """Bound the mean over rounds of G / n, at the step, batch and rate of Theorem 3.
+
+        The bound is 2 (1 + omega) G_0 / (k_in k_out) + 16 gamma (1 + omega)^2 L^2 (W(S_0) - min W)
+        / (v_min k_in k_out): memories come to hold h_i, in the sense of Cesaro (Proposition 26).
+        """
+        rounds = self.inner * check_count("outer", outer)
+        step = replace(self, batch=None, rate=None).step
+        steep = (self.problem.spread_sample_lipschitz * (1 + self.omega)) ** 2
+        begun = 2 * (1 + self.omega) * memory_error
+        return (begun + 16 * step * steep / self.problem.v_min * self.problem.gap) / rounds
+
+    def with_memories(self, memory_error: float) -> VRBounds:
+        """Return the same, with the term of memories that do not start at h_i in the gap."""
+        if self.omega == 0 or memory_error == 0:
+            return self
+        price = 2 * self.omega * self.problem.largest_eigenvalue**2
+        term = price / (self.memory_rate * self._blur) * memory_error
+        return replace(self, problem=replace(self.problem, gap=self.problem.gap + term))
+
+    def evaluations(
+        self, rounds: float, samples: float, p: float = 1.0, *, skipped: bool = True
+    ) -> float:
+        """Count the conditional expectations, K_CE, of so many inner rounds in all.
+
+        They are n m for each outer loop, m the rows of a worker (``samples``), and 2 n b for each
+        inner round (Appendix E.2). In the first inner round of an outer loop both terms of the
+        difference are the same, S_{t,0} = S_{t,-1}: our workers skip it, the paper counts it
+        (``skipped=False``). With p < 1 a worker makes its full pass at its first active round of
+        an outer loop, if it has one.
+        """
+        once = 1 - (1 - p) ** self.inner
+        differences = p - once / self.inner if skipped else p
+        workers = len(self.problem.weights)
+        return workers * rounds * (samples * once / self.inner + 2 * self.batch_size * differences)
 
 
 def vr_inner_rounds(samples: int, omega: float) -> int:
@@ -576,450 +506,6 @@ def vr_inner_rounds(samples: int, omega: float) -> int:
     """
     check_count("samples", samples)
     return max(1, round(sqrt(samples / 2) / memory_rate(omega)))
-
-
-def _vr_blur(
-    problem: Problem, omega: float, inner: int, batch: int, rate: float | None
-) -> tuple[float, float]:
-    """alpha, and the a_star of the proof (proof of Theorem 3)."""
-    check_count("inner", inner)
-    check_count("batch", batch)
-    alpha = _rate(rate, omega)
-    inside = omega + inner * alpha**2 / (8 * batch) * (1 + 10 * omega)
-    steep = problem.largest_eigenvalue * problem.spread_sample_lipschitz
-    return alpha, 2 * sqrt(2) * steep / alpha * sqrt(inside)
-
-
-def lambda_star(
-    problem: Problem, omega: float, inner: int, batch: int, rate: float | None = None
-) -> float:
-    """Compute Lambda_star of Proposition 25, which Theorem 3 follows from.
-
-    Parameters
-    ----------
-    problem : Problem
-        The constants of the model and its data.
-    omega : float
-        The constant of the compression operator (A6); 0 for no compression.
-    inner : int
-        The number of inner rounds of an outer loop, k_in.
-    batch : int
-        The number of rows of a mini-batch, b.
-    rate : float or None
-        The memory rate alpha; None stands for 1 / (1 + omega), the largest that is allowed.
-
-    Returns
-    -------
-    float
-        Lambda_star: steps must be smaller than its inverse.
-
-    Examples
-    --------
-    >>> from emfed.theory import Problem, lambda_star
-    >>> problem = Problem(workers=10, lipschitz=1.0, smoothness=2.0, gap=1.0)
-    >>> round(lambda_star(problem, omega=1.0, inner=20, batch=5), 3)
-    3.757
-    """
-    _, blur = _vr_blur(problem, omega, inner, batch, rate)
-    return problem.smoothness / (2 * problem.v_min) + blur / problem.v_min
-
-
-def vr_step(
-    problem: Problem,
-    omega: float,
-    inner: int,
-    batch: int | None = None,
-    rate: float | None = None,
-) -> float:
-    """Compute the step of VR-FedEM, 1 / (2 Lambda_star).
-
-    Theorem 3 prints it for b = k_in / (1 + omega)^2. A batch rounded up to a whole number allows a
-    little more.
-
-    Parameters
-    ----------
-    problem : Problem
-        The constants of the model and its data.
-    omega : float
-        The constant of the compression operator (A6); 0 for no compression.
-    inner : int
-        The number of inner rounds of an outer loop, k_in.
-    batch : int or None
-        The number of rows of a mini-batch; None stands for that of `vr_batch`.
-    rate : float or None
-        The memory rate alpha; None stands for 1 / (1 + omega), the largest that is allowed.
-
-    Returns
-    -------
-    float
-        The step gamma.
-
-    Examples
-    --------
-    >>> from emfed.theory import Problem, vr_step
-    >>> problem = Problem(workers=10, lipschitz=1.0, smoothness=2.0, gap=1.0)
-    >>> round(vr_step(problem, omega=1.0, inner=20), 4)
-    0.1331
-    """
-    batch = vr_batch(inner, omega) if batch is None else batch
-    return 1 / (2 * lambda_star(problem, omega, inner, batch, rate))
-
-
-def vr_regime(problem: Problem, omega: float, inner: int, batch: int) -> Regime:
-    """Say which part of Lambda_star dominates (below Theorem 3).
-
-    Parameters
-    ----------
-    problem : Problem
-        The constants of the model and its data.
-    omega : float
-        The constant of the compression operator (A6); 0 for no compression.
-    inner : int
-        The number of inner rounds of an outer loop, k_in.
-    batch : int
-        The number of rows of a mini-batch, b.
-
-    Returns
-    -------
-    {"smoothness", "compression"}
-        What limits the step of VR-FedEM.
-
-    Examples
-    --------
-    >>> from emfed.theory import Problem, vr_regime
-    >>> problem = Problem(workers=10, lipschitz=1.0, smoothness=2.0, gap=1.0)
-    >>> vr_regime(problem, omega=1.0, inner=20, batch=5)
-    'compression'
-    """
-    _, blur = _vr_blur(problem, omega, inner, batch, None)
-    return "smoothness" if blur <= problem.smoothness / 2 else "compression"
-
-
-def vr_start(
-    problem: Problem,
-    omega: float,
-    inner: int,
-    batch: int,
-    memory_error: float,
-    rate: float | None = None,
-) -> Problem:
-    """The problem with the extra term of memories that do not start at h_i in its gap."""
-    if omega == 0 or memory_error == 0:
-        return problem
-    alpha, blur = _vr_blur(problem, omega, inner, batch, rate)
-    term = 2 * omega * problem.largest_eigenvalue**2 / (alpha * blur) * memory_error
-    return replace(problem, gap=problem.gap + term)
-
-
-def vr_bounds(
-    problem: Problem,
-    step: float,
-    inner: int,
-    outer: int,
-    omega: float,
-    batch: int,
-    rate: float | None = None,
-    memory_error: float = 0.0,
-) -> tuple[float, float]:
-    """Bound the means over rounds of E|H|^2 and of E|h|^2 of VR-FedEM (Proposition 25).
-
-    Theorem 3 is its case of one batch size. The factor of ``memory_error`` is in Appendix E.4.
-
-    Parameters
-    ----------
-    problem : Problem
-        The constants of the model and its data.
-    step : float
-        The step size gamma.
-    inner : int
-        The number of inner rounds of an outer loop, k_in.
-    outer : int
-        The number of outer loops, k_out.
-    omega : float
-        The constant of the compression operator (A6); 0 for no compression.
-    batch : int
-        The number of rows of a mini-batch, b.
-    rate : float or None
-        The memory rate alpha; None stands for 1 / (1 + omega), the largest that is allowed.
-    memory_error : float
-        The error of the first memories, G_0 / n; see `memory_error`.
-
-    Returns
-    -------
-    tuple of two floats
-        The bound on the mean of E|H|^2, and that on the mean of E|h|^2.
-
-    Raises
-    ------
-    SettingsError
-        If the step is not below 1 / Lambda_star.
-
-    Examples
-    --------
-    >>> from emfed.theory import Problem, vr_bounds, vr_step
-    >>> problem = Problem(workers=10, lipschitz=1.0, smoothness=2.0, gap=1.0)
-    >>> step = vr_step(problem, omega=1.0, inner=20, batch=5)
-    >>> [round(bound, 3) for bound in vr_bounds(problem, step, 20, 50, omega=1.0, batch=5)]
-    [0.015, 0.03]
-    """
-    check_count("outer", outer)
-    steepness = lambda_star(problem, omega, inner, batch, rate)
-    hint = "The proposition needs gamma < 1 / Lambda_star."
-    check_range("step", step, 0, 1 / steepness, open_low=True, open_high=True, hint=hint)
-    start = vr_start(problem, omega, inner, batch, memory_error, rate).gap
-    field = start / (step * inner * outer) / (problem.v_min * (1 - step * steepness))
-    drift = step**2 * problem.spread_sample_lipschitz**2 * inner / batch
-    return field, 2 * (1 + drift) * field
-
-
-def vr_rounds(problem: Problem, epsilon: float, omega: float, inner: int, batch: int) -> int:
-    """Compute K_opt(epsilon) of VR-FedEM: inner rounds until the bound on E|h|^2 is epsilon.
-
-    The step is that of `vr_step`.
-
-    Parameters
-    ----------
-    problem : Problem
-        The constants of the model and its data.
-    epsilon : float
-        The accuracy: the mean over rounds of E|h|^2 that is to be reached.
-    omega : float
-        The constant of the compression operator (A6); 0 for no compression.
-    inner : int
-        The number of inner rounds of an outer loop, k_in.
-    batch : int
-        The number of rows of a mini-batch, b.
-
-    Returns
-    -------
-    int
-        The number of inner rounds in all, a multiple of ``inner``.
-
-    Examples
-    --------
-    >>> from emfed.theory import Problem, vr_rounds
-    >>> problem = Problem(workers=10, lipschitz=1.0, smoothness=2.0, gap=1.0)
-    >>> vr_rounds(problem, epsilon=0.01, omega=1.0, inner=20, batch=5)
-    3040
-    """
-    check_range("epsilon", epsilon, 0, np.inf, open_low=True, open_high=True)
-    step = vr_step(problem, omega, inner, batch)
-    _, bound = vr_bounds(problem, step, inner, 1, omega, batch)
-    return inner * max(1, ceil(bound / epsilon))
-
-
-def vr_variance(
-    problem: Problem,
-    step: float,
-    omega: float,
-    batch: int,
-    memory_error: float,
-    moved: float,
-) -> float:
-    """Bound E|H - h(S)|^2 of VR-FedEM, given G / n and the sum of |H|^2 in this outer loop.
-
-    The bound is (1 + 2 omega) gamma^2 L^2 / (n b) sum |H|^2 + 2 omega G / n (Propositions 20
-    and 24).
-
-    Parameters
-    ----------
-    problem : Problem
-        The constants of the model and its data.
-    step : float
-        The step size gamma.
-    omega : float
-        The constant of the compression operator (A6); 0 for no compression.
-    batch : int
-        The number of rows of a mini-batch, b.
-    memory_error : float
-        The error of the memories in this round, G / n.
-    moved : float
-        The sum of |H|^2 over the earlier rounds of this outer loop.
-
-    Returns
-    -------
-    float
-        The bound.
-
-    Examples
-    --------
-    >>> from emfed.theory import Problem, vr_variance
-    >>> problem = Problem(workers=10, lipschitz=1.0, smoothness=2.0, gap=1.0)
-    >>> round(vr_variance(problem, 0.1, omega=1.0, batch=5, memory_error=0.1, moved=1.0), 6)
-    0.2006
-    """
-    drift = (step * problem.spread_sample_lipschitz) ** 2 / batch * moved
-    return (1 + 2 * omega) * drift + 2 * omega * memory_error
-
-
-def vr_memory_step(
-    problem: Problem,
-    step: float,
-    omega: float,
-    batch: int,
-    memory_error: float,
-    squared_H: float,
-    moved: float,
-    rate: float | None = None,
-) -> float:
-    """Bound the error of the memories after an inner round of VR-FedEM (Proposition 22).
-
-    Parameters
-    ----------
-    problem : Problem
-        The constants of the model and its data.
-    step : float
-        The step size gamma.
-    omega : float
-        The constant of the compression operator (A6); 0 for no compression.
-    batch : int
-        The number of rows of a mini-batch, b.
-    memory_error : float
-        The error of the memories before the round, G / n.
-    squared_H : float
-        |H|^2 of this round.
-    moved : float
-        The sum of |H|^2 over the earlier rounds of this outer loop.
-    rate : float or None
-        The memory rate alpha; None stands for 1 / (1 + omega), the largest that is allowed.
-
-    Returns
-    -------
-    float
-        The bound on G / n after the round.
-
-    Examples
-    --------
-    >>> from emfed.theory import Problem, vr_memory_step
-    >>> problem = Problem(workers=10, lipschitz=1.0, smoothness=2.0, gap=1.0)
-    >>> round(vr_memory_step(problem, 0.1, 1.0, 5, memory_error=0.1, squared_H=0.0, moved=0.0), 6)
-    0.075
-    """
-    alpha = _rate(rate, omega)
-    steep = (step * problem.spread_sample_lipschitz) ** 2
-    stay = (1 - alpha / 2) * memory_error
-    return stay + 2 / alpha * steep * squared_H + 2 * alpha / batch * steep * moved
-
-
-def vr_memory_bound(
-    problem: Problem, omega: float, inner: int, outer: int, memory_error: float = 0.0
-) -> float:
-    """Bound the mean over rounds of G / n, at the step, batch and rate of Theorem 3.
-
-    The bound is 2 (1 + omega) G_0 / (k_in k_out) + 16 gamma (1 + omega)^2 L^2 (W(S_0) - min W) /
-    (v_min k_in k_out): memories come to hold h_i, in the sense of Cesaro (Proposition 26).
-
-    Parameters
-    ----------
-    problem : Problem
-        The constants of the model and its data.
-    omega : float
-        The constant of the compression operator (A6); 0 for no compression.
-    inner : int
-        The number of inner rounds of an outer loop, k_in.
-    outer : int
-        The number of outer loops, k_out.
-    memory_error : float
-        The error of the first memories, G_0 / n; see `memory_error`.
-
-    Returns
-    -------
-    float
-        The bound.
-
-    Examples
-    --------
-    >>> from emfed.theory import Problem, vr_memory_bound
-    >>> problem = Problem(workers=10, lipschitz=1.0, smoothness=2.0, gap=1.0)
-    >>> round(vr_memory_bound(problem, omega=1.0, inner=20, outer=50), 6)
-    0.000852
-    """
-    rounds = check_count("inner", inner) * check_count("outer", outer)
-    step = vr_step(problem, omega, inner)
-    steep = (problem.spread_sample_lipschitz * (1 + omega)) ** 2
-    begun = 2 * (1 + omega) * memory_error
-    return (begun + 16 * step * steep / problem.v_min * problem.gap) / rounds
-
-
-# Conditional expectations computed, over all workers (supplement).
-
-
-def fedem_evaluations(rounds: float, workers: int, batch: float, p: float = 1.0) -> float:
-    """Count the conditional expectations that FedEM computes, K_CE: p n b in each round.
-
-    Parameters
-    ----------
-    rounds : float
-        The number of rounds.
-    workers : int
-        The number of workers, n.
-    batch : float
-        The number of rows that a worker looks at in a round, b.
-    p : float
-        The probability that a worker takes part in a round.
-
-    Returns
-    -------
-    float
-        The number of conditional expectations, over all workers.
-
-    Examples
-    --------
-    >>> from emfed.theory import fedem_evaluations
-    >>> fedem_evaluations(rounds=100, workers=10, batch=20)
-    20000.0
-    """
-    return rounds * p * workers * batch
-
-
-def vr_evaluations(
-    rounds: float,
-    inner: int,
-    workers: int,
-    samples: float,
-    batch: float,
-    p: float = 1.0,
-    *,
-    skipped: bool = True,
-) -> float:
-    """Count the conditional expectations that VR-FedEM computes, K_CE.
-
-    They are n m for each outer loop and 2 n b for each inner round (Appendix E.2). In the
-    first inner round of an outer loop both terms of the difference are the same, S_{t,0} =
-    S_{t,-1}: our workers skip it, the paper counts it. With p < 1 a worker makes
-    its full pass at its first active round of an outer loop, if it has one.
-
-    Parameters
-    ----------
-    rounds : float
-        The number of inner rounds in all.
-    inner : int
-        The number of inner rounds of an outer loop, k_in.
-    workers : int
-        The number of workers, n.
-    samples : float
-        The number of rows of a worker, m.
-    batch : float
-        The number of rows of a mini-batch, b.
-    p : float
-        The probability that a worker takes part in a round.
-    skipped : bool
-        Whether the first inner round of an outer loop is left out, as our workers do.
-
-    Returns
-    -------
-    float
-        The number of conditional expectations, over all workers.
-
-    Examples
-    --------
-    >>> from emfed.theory import vr_evaluations
-    >>> vr_evaluations(rounds=100, inner=20, workers=10, samples=100, batch=5, skipped=False)
-    15000.0
-    """
-    once = 1 - (1 - p) ** check_count("inner", inner)
-    differences = p - once / inner if skipped else p
-    return workers * rounds * (samples * once / inner + 2 * batch * differences)
 
 
 # Beyond bounds: where h is affine, what |h|^2 settles at.

@@ -150,7 +150,7 @@ def estimate_problem(
     >>> import emfed
     >>> data = emfed.data.synthetic_federation(workers=4, rows_per_worker=25)
     >>> found = emfed.theory.estimate_problem(emfed.gaussian_mixture(2, "tied"), data)
-    >>> emfed.theory.fedem_step_limit(found.problem, omega=1.0).regime
+    >>> emfed.theory.FedEMBounds(found.problem, omega=1.0).step_limit.regime
     'smoothness'
     """
     check_count("points", points)

@@ -13,7 +13,7 @@ from emfed.core.errors import SettingsError, check_count, check_range, check_typ
 from emfed.core.protocols import Compressor, Crowd
 from emfed.core.streams import Purpose, normals, uniforms
 from emfed.core.wire import REPLY_ENVELOPE, REQUEST_ENVELOPE, floats_size, payload_sizes
-from emfed.theory import bounds
+from emfed.theory.bounds import FedEMBounds, VRBounds, memory_rate, vr_inner_rounds
 from emfed.theory.estimates import Estimate
 from emfed.theory.problem import omega_of, participating
 
@@ -246,23 +246,22 @@ def _fed_em(
     error: float,
     traffic: _Traffic,
 ) -> Advice:
-    problem = bounds.fedem_start(estimate.with_batch(batch), omega, p, error)
-    rounds = bounds.fedem_rounds(problem, epsilon, omega, p)
-    limit = bounds.fedem_step_limit(problem, omega, p)
+    bounds = FedEMBounds(estimate.with_batch(batch), omega, p).with_memories(error)
+    rounds = bounds.rounds(epsilon)
     local = estimate.samples if batch is None else batch
     return Advice(
         algorithm="FedEM",
-        step_size=bounds.fedem_step(problem, rounds.needed, omega, p),
-        memory_rate=bounds.memory_rate(omega),
+        step_size=bounds.step(rounds.needed),
+        memory_rate=bounds.memory_rate,
         batch_size=batch,
         inner_rounds=None,
         rounds=rounds.needed,
-        evaluations=bounds.fedem_evaluations(rounds.needed, len(problem.weights), local, p),
+        evaluations=bounds.evaluations(rounds.needed, local),
         bytes_up=traffic.start + rounds.needed * traffic.up,
         bytes_down=rounds.needed * traffic.down,
-        step_regime=limit.regime,
+        step_regime=bounds.step_limit.regime,
         noise_regime=rounds.regime,
-        slowdown=bounds.slowdown(problem, epsilon, omega, p),
+        slowdown=bounds.slowdown(epsilon),
     )
 
 
@@ -270,27 +269,23 @@ def _vr_fed_em(
     estimate: Estimate, omega: float, p: float, epsilon: float, error: float, traffic: _Traffic
 ) -> Advice:
     noise, silence = participating(omega, p), participating(0.0, p)
-    inner = bounds.vr_inner_rounds(estimate.samples, noise)
-    batch, plain = bounds.vr_batch(inner, noise), bounds.vr_batch(inner, silence)
-    problem = bounds.vr_start(estimate.problem, noise, inner, batch, error)
-    without = bounds.vr_start(estimate.problem, silence, inner, plain, error)
-    rounds = bounds.vr_rounds(problem, epsilon, noise, inner, batch)
-    free = bounds.vr_rounds(without, epsilon, silence, inner, plain)
+    inner = vr_inner_rounds(estimate.samples, noise)
+    bounds = VRBounds(estimate.problem, noise, inner).with_memories(error)
+    without = VRBounds(estimate.problem, silence, inner).with_memories(error)
+    rounds = bounds.rounds(epsilon)
     return Advice(
         algorithm="VR-FedEM",
-        step_size=bounds.vr_step(problem, noise, inner, batch),
-        memory_rate=bounds.memory_rate(omega),
-        batch_size=batch,
+        step_size=bounds.step,
+        memory_rate=memory_rate(omega),
+        batch_size=bounds.batch_size,
         inner_rounds=inner,
         rounds=rounds,
-        evaluations=bounds.vr_evaluations(
-            rounds, inner, len(problem.weights), estimate.samples, batch, p
-        ),
+        evaluations=bounds.evaluations(rounds, estimate.samples, p),
         bytes_up=traffic.start + rounds * traffic.up,
         bytes_down=rounds * traffic.down,
-        step_regime=bounds.vr_regime(problem, noise, inner, batch),
+        step_regime=bounds.regime,
         noise_regime="low noise",
-        slowdown=rounds / free,
+        slowdown=rounds / without.rounds(epsilon),
     )
 
 
