@@ -4,7 +4,7 @@ Phenotypes of patients of four hospitals
 
 Four hospitals look for groups of patients who are alike, and no record leaves its hospital. Values
 are missing here and there, and one hospital never measures HbA1c. The fit runs over the protocol
-between sites, with masks: the server sees only sums over all four.
+between sites, with masks: a server that follows the protocol sees only sums over all four.
 """
 
 import matplotlib.pyplot as plt

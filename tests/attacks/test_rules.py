@@ -242,15 +242,20 @@ def test_ordinary_runs_work_under_the_default_rules(tmp_path: Path) -> None:
 
 
 def test_looser_rules_say_what_they_give_away(tmp_path: Path) -> None:
-    assert SiteRules().gives_away() == []
-    assert len(SiteRules.loosest(smallest_group=5).gives_away()) == 12
+    [lying] = SiteRules().gives_away()
+    assert "can read whole rows of a site that it names" in lying
+    [private] = SiteRules(largest_epsilon=2).gives_away()
+    assert "epsilon 2 allows over all runs" in private
+    assert SiteRules.loosest().gives_away()[0] == lying
+    assert len(SiteRules.loosest(smallest_group=5).gives_away()) == 13
+    assert "Leave this rule out" in SiteRules(smallest_group=5).gives_away()[-1]
     path = tmp_path / "rules.toml"
     path.write_text("largest_rounds = false\nmini_batches = true\nspare_rows = 40\n")
     rules = read_rules(path)
     assert rules.largest_rounds is None
     assert rules.mini_batches
     assert rules.spare_rows == 40
-    assert len(rules.gives_away()) == 2
+    assert len(rules.gives_away()) == 3
     assert json.dumps(rules.gives_away())
 
 

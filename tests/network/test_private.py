@@ -78,6 +78,14 @@ def test_a_site_with_a_largest_epsilon_answers_private_runs_alone(tmp_path: Path
     assert spent(tmp_path) == 0.0
 
 
+def test_without_a_largest_epsilon_a_site_answers_a_run_without_noise_too(tmp_path: Path) -> None:
+    """So the epsilon of a run protects from no server that lies; the pages say it."""
+    sites = masked_sites(tables(), tmp_path, rules=SiteRules())
+    assert run(sites).privacy is not None
+    federation = RemoteFederation(LocalTransport(sites), pause=0.0, attempts=2)
+    assert emfed.fit(MODEL, federation, masks=True, rounds=2, tol=0).privacy is None
+
+
 def test_a_server_that_asks_for_more_than_the_run_declared_gets_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

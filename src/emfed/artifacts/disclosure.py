@@ -107,7 +107,7 @@ def _fewest(result: Result) -> int | None:
 
 
 def masked(result: Result) -> bool:
-    """Whether the server was told sums over all sites alone."""
+    """Whether sites masked what they sent."""
     return result.facts is not None and result.facts.settings.get("masks") is True
 
 
@@ -121,10 +121,14 @@ def protections(result: Result) -> str:
     )
     if masked(result):
         return (
-            "Secure sums were on: what left a site was masked, and the server learned sums over "
-            f"all sites that took part, and nothing of one of them. {noise}"
+            "Secure sums were on: what left a site was masked, and a server that follows the "
+            "protocol learned sums over all sites that took part. Masks do not stop a server that "
+            f"lies: it can read rows of a site that it names. {noise}"
         )
-    return f"Secure sums were off: the server sees the messages of each site one by one. {noise}"
+    return (
+        "Secure sums were off: the server sees the messages of each site one by one, and a server "
+        f"that lies can work out rows. {noise}"
+    )
 
 
 def least_rows(result: Result) -> str:
@@ -136,7 +140,7 @@ def least_rows(result: Result) -> str:
     if masked(result):
         here = facts.rows[facts.rows > 0]
         return (
-            f"The server knows sums over {len(here)} sites and their "
+            f"A server that follows the protocol knows sums over {len(here)} sites and their "
             f"{plural(int(here.sum()), words.row)} together; how many each has it was not told."
         )
     shares, names = facts.shares, result.workers()["worker"]

@@ -112,6 +112,8 @@ class Facts:
 
 def make_card(result: Result) -> dict[str, Any]:
     """The card as plain JSON types; everything in it is an aggregate over workers or a setting."""
+    from emfed.artifacts.disclosure import protections  # which reads results, and these have cards
+
     facts, columns, words = result.facts, result.columns, result.model.words()
     value = None if facts is None else facts.log_likelihood
     made = [record for record in result.records if record.round > 0]
@@ -135,6 +137,7 @@ def make_card(result: Result) -> dict[str, Any]:
         "data": data,
         "settings": {} if facts is None else dict(facts.settings),
         "seed": result.seed,
+        "protections": protections(result),
         "simulated": None if facts is None else facts.simulated,
         "bytes": result.ledger.summary(),
         "participation": {

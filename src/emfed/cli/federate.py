@@ -49,6 +49,9 @@ def serve(
 ) -> None:
     """Fit a model over a network: wait for sites, make rounds, write the model.
 
+    Sites trust whoever runs this command, and its machine: masks hide a site from a server that
+    follows the protocol, not from a program that was changed (docs/what-the-server-learns.md).
+
     Started again after a crash it goes on where it was. Ctrl-C stops it; the same command resumes.
     """
     from dataclasses import replace
@@ -226,6 +229,10 @@ def join(
     ] = "websocket",
 ) -> None:
     """Take part with this site's rows: masked sums of statistics leave, under the owner's rules.
+
+    Masks hide the site from a server that follows the protocol. A server that lies can still read
+    rows of the site: join servers alone whose operator, machine and program you trust with them, or
+    write largest_epsilon into the rules (docs/what-the-server-learns.md).
 
     Runs until the run is over or until Ctrl-C, through crashes of its own and of the server. Every
     message that leaves is shown here and kept in FOLDER/messages.jsonl. The model, if the run hands

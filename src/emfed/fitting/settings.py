@@ -128,8 +128,9 @@ class FitSettings:
     likelihood : bool
         Whether everyone is asked at the end for the log-likelihood, if nobody told it.
     masks : bool or None
-        Whether workers tell sums alone: each rounds to a common lattice and, between machines,
-        masks its numbers, so that the server learns the sum over all and nothing of one. With None
+        Whether workers mask their numbers: each rounds to a common lattice and, between machines,
+        adds masks that cancel in the sum. A server that follows the protocol then learns the sum
+        alone; one that lies can still read rows (docs/what-the-server-learns.md). With None
         it is so between machines with three sites or more, and nowhere else. In a private fit three
         workers or more mask unless it is False; without masks each adds all of the noise by itself.
     epsilon : float or None

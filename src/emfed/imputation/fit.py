@@ -135,8 +135,8 @@ class ImputeSettings:
         After how many rounds in a row without an answer a worker is away: its cells no longer
         count, until it is back. None waits for ever, with what it last told.
     masks : bool or None
-        Whether the server learns sums over workers alone ("observed" and "cell"); None is what the
-        federation says: masks between machines with three sites or more.
+        Whether a server that follows the protocol learns sums over workers alone ("observed" and
+        "cell"); None is what the federation says: masks between machines with three sites or more.
     observers : int
         With masks, how many workers must have seen a cell before it counts.
 

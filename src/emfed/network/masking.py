@@ -1,4 +1,8 @@
-"""Sums over sites that tell nothing of one site: keys, masks, and the integers that carry them.
+"""Sums over sites: keys, masks that cancel, and the integers that carry them.
+
+What is masked is rounded at steps, and worked out at parameters, that the server names. So masks
+hide a site from a server that follows the protocol, and not from one that lies
+(docs/what-the-server-learns.md).
 
 Every two sites share a secret (X25519, one key a site and run, signed by the site's identity key,
 whose public half the others pinned beforehand). What a site tells is a vector of integers modulo

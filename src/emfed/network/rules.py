@@ -32,6 +32,12 @@ class Refusal(Exception):
 
 LARGEST_MODEL, PER_CELL = 1 << 22, 16
 """Numbers: 32 MB, or 16 times the data. A hello of 214 bytes (``times`` of 4e8) took 6.2 GB."""
+LYING_SERVER = (
+    "A server that lies can read whole rows of a site that it names, masked or not: masks hide a "
+    "site from a server that follows the protocol. Join only servers whose operator, machine and "
+    "program you trust with your rows."
+)
+"""What the default rules give away to a server that lies."""
 MOST_NUMBERS = 10**30
 """More than any owner allows: products of counts are not worked out beyond, since thousands of
 counts would take seconds, and floats end at 1e308."""
@@ -89,7 +95,9 @@ class SiteRules:
     largest_step : float or None
         How far S may move between two rounds of a phase, as a multiple of its length.
     smallest_group : int or None
-        The fewest rows behind any number that is told; see `GuardedRows`.
+        The fewest rows behind any number that is told; see `GuardedRows`. Not recommended: each
+        refusal depends on rows, so a server that chooses its questions learns from it whether such
+        a group is here.
     largest_model : int or None
         The numbers that a model or algorithm may need here, by the counts that its description
         names; None is 4 million, or 16 for each number of the site's own data.
@@ -204,8 +212,17 @@ class SiteRules:
         return replace(self, unmasked=True)
 
     def gives_away(self) -> list[str]:
-        """What these rules let a server find out that the defaults do not, in sentences."""
-        default, told = SiteRules(), []
+        """What a server that lies can find out under these rules, in sentences.
+
+        First what it can under the default rules, too; then what looser rules add.
+        """
+        default, told = SiteRules(), [LYING_SERVER]
+        if self.largest_epsilon is not None:
+            told = [
+                "A server that lies learns of each row what epsilon "
+                f"{self.largest_epsilon:g} allows over all runs, and whether this site has enough "
+                "rows to join."
+            ]
         if self.smallest_rows < default.smallest_rows or self.spare_rows is None:
             told.append(
                 "A site with fewer rows than a message has statistics tells its rows: they are the "
@@ -238,7 +255,10 @@ class SiteRules:
         if self.unmasked:
             told.append("Without masks the server follows the statistics of this very site.")
         if self.smallest_group is not None:
-            told.append("A refusal for a small group tells that there is one.")
+            told.append(
+                "Refusals for small groups (smallest_group) depend on rows: each answers a server "
+                "that asks whether a row lies in a range of its choice. Leave this rule out."
+            )
         return told
 
     @property
@@ -306,7 +326,7 @@ class SiteRules:
     def check_components(self, model: Model, statistics: FloatArray, rows: float) -> None:
         """Refuse to go on from a sum over so many rows in which a component has too few of them.
 
-        All sites are told the same statistics, so the refusal tells nothing of any one of them.
+        Masks make sure that all sites are told the same statistics, not that these are true.
         """
         least = self.smallest_component
         if least is not None and thin(model.component_shares(statistics), rows, least).any():

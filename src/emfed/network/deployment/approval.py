@@ -35,9 +35,9 @@ def describe_fit(content: Mapping[str, Any]) -> str:
     kind, columns = about.pop("model", "?"), content.get("columns")
     settings = ", ".join(f"{name} {value}" for name, value in sorted(about.items()))
     which = "all columns" if not columns else f"the columns {', '.join(map(str, columns))}"
-    masked = "masked: the server sees sums alone" if content.get("masks") else "not masked"
+    masked = "masked" if content.get("masks") else "not masked"
     privacy = privacy_of(content)
-    noise = "without noise, not private"
+    noise = "without noise, not private: a server that lies can read rows"
     if privacy is not None:
         noise = f"private: epsilon {privacy.epsilon:g}, delta {privacy.delta:g}"
     alike = "" if content.get("weights") is None else "; sites count alike"

@@ -59,12 +59,12 @@ class SiteSettings:
 @final
 @dataclass(frozen=True, kw_only=True)
 class PrivacySettings:
-    """``[privacy]``: what the server cannot learn."""
+    """``[privacy]``: masks, and noise."""
 
     masks: bool | None = None
-    """Whether sites tell sums alone; each needs a roster of the others' keys. Left out: so it is
-    where sites have keys and three or more are expected. Without masks, every site must have
-    allowed it in its rules."""
+    """Whether sites mask what they send; each needs a roster of the others' keys. Left out: so it
+    is where sites have keys and three or more are expected. Without masks, every site must have
+    allowed it in its rules. Masks protect against a server that follows the protocol."""
     epsilon: float | None = None
     """What the run may tell of any one row, at most. With three sites or more such a run has masks
     unless ``masks`` is false; without, each site adds all of the noise by itself."""
@@ -119,7 +119,7 @@ class Config:
     """Whether another run follows on the same server, so that sites stay."""
 
     def masked(self, secure: bool = True) -> bool:
-        """Whether sites tell sums alone; ``secure``: they are known by keys."""
+        """Whether sites mask what they send; ``secure``: they are known by keys."""
         if self.settings.masks is not None:
             return self.settings.masks
         return secure and self.sites.expected >= SMALLEST_SET
