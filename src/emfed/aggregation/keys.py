@@ -224,7 +224,7 @@ class MemberKeys:
 
     def opener(self, context: Context, lattice: Lattice, masked: bool = True) -> Opener:
         """What opens the sum, and checks it where this member is a site."""
-        about = _about(context, lattice)
+        about = _about(context, lattice, masked)
         pad = np.zeros((lattice.size, lattice.words), dtype=np.uint64)
         if masked:
             pad = _stream(_derive(self.group.pad, about, b"pad"), lattice)[1]
@@ -249,16 +249,15 @@ class MemberKeys:
         if self.name not in names or unknown or not self.group.tag:
             raise WireError(f"{self.name} has no keys for the set {', '.join(names)}.")
         opener = self.opener(context, lattice, masked)
-        about = _about(context, lattice)
+        about = _about(context, lattice, masked)
         taken, given = (np.zeros((lattice.size, lattice.words), np.uint64) for _ in range(2))
         first = self.name == names[0]
         blind = opener.tag.pad if first and opener.tag else 0
-        purpose = b"mask" if masked else b"no mask"
         for name in names:
             if name == self.name:
                 continue
             pair = _fields(*sorted([name.encode(), self.name.encode()]))
-            pad, words = _stream(_derive(self.pairs[name], about, purpose + pair), lattice)
+            pad, words = _stream(_derive(self.pairs[name], about, b"mask" + pair), lattice)
             blind += pad if self.name < name else -pad
             if masked and self.name < name:
                 taken = add(taken, words)
@@ -280,8 +279,8 @@ class MemberKeys:
         return TagKey(factors[1:], int(factors[0, 0]) | int(factors[0, 1]) << 64)
 
 
-def _about(context: Context, lattice: Lattice) -> bytes:
-    return hashlib.sha256(_fields(context.digest(), lattice.digest())).digest()
+def _about(context: Context, lattice: Lattice, masked: bool) -> bytes:
+    return hashlib.sha256(_fields(context.digest(), lattice.digest(), bytes([masked]))).digest()
 
 
 def _stream(key: bytes, lattice: Lattice) -> tuple[int, Integers]:

@@ -28,6 +28,9 @@ EXACT_BITS, EXACT_STEP = 128, -80
 has room; a larger one is noticed and asked again, but a step that is too coarse would not be."""
 MOST_BITS = 4096
 """Bits of one number, at most: any sum of doubles has room in 2,200."""
+FARTHEST = 2.0**900
+"""Steps that a sum may be expected away from 0, and from where it is expected: in a third attempt
+it has less than `MOST_BITS`."""
 MOST_ROOM = 1 << 28
 """Bytes of memory that reading a part takes, at most."""
 TAG_BYTES, DIGEST_BYTES = 16, 8
@@ -72,10 +75,10 @@ class Lattice:
             for values in (precision.step, precision.centre, precision.reach)
         )
         fractions, powers = np.frexp(step)
-        if not (np.isfinite(centre).all() and np.isfinite(reach).all()):
-            raise NumericalError("a sum was expected to be infinite or not a number.")
         if not (fractions == 0.5).all():
             raise NumericalError("the step of a sum must be a power of two.")
+        if not (np.abs([centre, reach]) < FARTHEST * step).all():
+            raise NumericalError("a sum is expected so far away that its step means nothing.")
         bits = np.broadcast_to(precision.bits, (size,)) << attempt
         return cls(bits, powers.astype(np.int64) - 1, centre)
 
