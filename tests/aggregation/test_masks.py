@@ -69,7 +69,18 @@ def test_what_a_fit_does_not_foresee_comes_out_as_exactly_as_doubles_are() -> No
     values = np.concatenate([values, -values[:1], values[:1], values[1:]])
     wanted = [float(sum(Fraction(x) for x in column)) for column in values.T]
     found = FIVE.sum(values, Lattice.of(None, 5))
-    np.testing.assert_allclose(found, wanted, rtol=4e-16, atol=4e-24)
+    np.testing.assert_allclose(found, wanted, rtol=4e-16, atol=2.0**-72)
+
+
+def test_counts_and_zeros_are_exact_where_a_fit_foresees_nothing() -> None:
+    values = np.zeros((50, 4))
+    values[:, 1], values[:25, 2], values[25:, 2], values[0, 3] = 3.0, 7.25, -7.25, 2.0**42
+    found = EVERYONE.sum(values, Lattice.of(None, 4))
+    np.testing.assert_array_equal(found, [0.0, 150.0, 0.0, 2.0**42])
+    values[0, 3] = 2.0**43
+    assert EVERYONE.sum(values, Lattice.of(None, 4)) is None
+    found = EVERYONE.sum(values, Lattice.of(None, 4, attempt=1))
+    np.testing.assert_array_equal(found, [0.0, 150.0, 0.0, 2.0**43])
 
 
 def test_the_analyst_reads_what_sites_read_and_cannot_check() -> None:

@@ -23,9 +23,16 @@ from emfed.core.wire.messages import decode_count, encode_count
 FRACTION = 32
 """Least binary places below the step, in bits: two tables with equal sums differ in what others
 see with a probability of at most 2^-32 a site and number."""
-EXACT_BITS, EXACT_STEP = 128, -80
-"""Bits, and the power of two of the step, where a fit knows nothing of a sum. A sum up to 1.4e14
+EXACT_BITS, EXACT_STEP = 128, -72
+"""Bits, and the power of two of the step, where a fit knows nothing of a sum. A sum up to 8e12
 has room; a larger one is noticed and asked again, but a step that is too coarse would not be."""
+FURTHER_ATTEMPTS = 2
+"""How often a sum without room is asked again. The last time it has 2^60 times the room."""
+WIDER = 20
+"""Bits that a further attempt has more, at least; else twice as many as the one before."""
+GUARD = 12
+"""Bits below `EXACT_STEP` that take up the roundings of two thousand sites, so that counts and
+zeros are exact."""
 MOST_BITS = 4096
 """Bits of one number, at most: any sum of doubles has room in 2,200."""
 FARTHEST = 2.0**900
@@ -50,6 +57,9 @@ class Lattice:
         The powers of two that the steps are.
     centre : array
         The value that the fit expects for each number.
+    guard : int
+        The lowest bits of the sum that are not part of the answer: what roundings added is in
+        them.
 
     Examples
     --------
@@ -63,13 +73,14 @@ class Lattice:
     bits: NDArray[np.int64]
     exponents: NDArray[np.int64]
     centre: FloatArray
+    guard: int = 0
 
     @classmethod
     def of(cls, precision: Precision | None, size: int, attempt: int = 0) -> Lattice:
         """The lattice of a sum of so many numbers; each further attempt has twice the bits."""
         if precision is None:
-            exact = np.full(size, EXACT_BITS), np.full(size, EXACT_STEP), np.zeros(size)
-            return cls(exact[0] << attempt, *exact[1:])
+            bits, exponents = np.full(size, EXACT_BITS), np.full(size, EXACT_STEP - GUARD)
+            return cls(_widened(bits, attempt), exponents, np.zeros(size), GUARD)
         step, centre, reach = (
             np.broadcast_to(np.asarray(values, dtype=np.float64), (size,))
             for values in (precision.step, precision.centre, precision.reach)
@@ -79,8 +90,8 @@ class Lattice:
             raise NumericalError("the step of a sum must be a power of two.")
         if not (np.abs([centre, reach]) < FARTHEST * step).all():
             raise NumericalError("a sum is expected so far away that its step means nothing.")
-        bits = np.broadcast_to(precision.bits, (size,)) << attempt
-        return cls(bits, powers.astype(np.int64) - 1, centre)
+        bits = np.broadcast_to(precision.bits, (size,))
+        return cls(_widened(bits, attempt), powers.astype(np.int64) - 1, centre)
 
     @property
     def size(self) -> int:
@@ -117,20 +128,30 @@ class Lattice:
         steps = np.rint(np.ldexp(self.centre, -self.exponents))
         return fixed_point(steps, self.fraction, self.words)
 
-    def round(self, values: FloatArray) -> FloatArray:
-        """The nearest values on the lattice."""
-        return np.ldexp(np.rint(np.ldexp(values, -self.exponents)), self.exponents)
+    def round(self, values: FloatArray, roundings: FloatArray | float = 0.0) -> FloatArray | None:
+        """A sum in doubles, with what the roundings of sites add in steps; None: it has no room.
 
-    def fits(self, rounded: FloatArray) -> bool:
-        """Whether a sum on the lattice has room."""
-        away = np.ldexp(rounded, -self.exponents) - np.rint(np.ldexp(self.centre, -self.exponents))
+        The same as masking, adding and opening do in integers.
+        """
+        steps = np.rint(np.ldexp(values, -self.exponents) + roundings)
+        away = steps - np.rint(np.ldexp(self.centre, -self.exponents))
         half = np.ldexp(1.0, self.bits - 1)
-        return bool(np.all((-half <= away) & (away < half)))
+        if not np.all((-half <= away) & (away < half)):
+            return None
+        return np.ldexp(np.rint(np.ldexp(steps, -self.guard)), self.exponents + self.guard)
+
+    def noise(self, workers: int) -> float:
+        """The variance of the roundings of so many workers in the sum, in steps squared."""
+        return 0.0 if self.guard else workers / 12
 
     def digest(self) -> bytes:
         """Bits and steps, for the context of keys."""
         about = np.stack([self.bits, self.exponents]).astype("<i8")
         return hashlib.sha256(about.tobytes()).digest()
+
+
+def _widened(bits: NDArray[np.int64], attempt: int) -> NDArray[np.int64]:
+    return bits + np.maximum(bits, WIDER) * (2**attempt - 1)
 
 
 @final

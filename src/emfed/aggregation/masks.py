@@ -163,19 +163,19 @@ class Opener:
         lattice = self.lattice
         if total.shape != lattice.shape:
             return None
-        padded = total.words(lattice.words)
         middle = lattice.middle
         # In the units of Z, modulo 2^W: the bits below the step are 0 in all of these.
-        away = add(padded, negative(add(self.pad, middle[:, : lattice.words])))
-        if self.tag is not None:
-            words = max(lattice.words, middle.shape[1]) + 1
-            lifted = add(extended(middle, words), extended(away, words))
-            if (self.tag.of(lifted) + self.tag.pad) % MODULUS != total.tag:
-                return None
-        expected = np.ldexp(
-            np.rint(np.ldexp(lattice.centre, -lattice.exponents)), lattice.exponents
-        )
-        return expected + to_floats(away, lattice.exponents - lattice.fraction)
+        pad = add(self.pad, middle[:, : lattice.words])
+        away = add(total.words(lattice.words), negative(pad))
+        words = max(lattice.words, middle.shape[1]) + 1
+        lifted = add(extended(middle, words), extended(away, words))
+        if self.tag is not None and (self.tag.of(lifted) + self.tag.pad) % MODULUS != total.tag:
+            return None
+        # To the nearest multiple of the guard, by rounding up from its half.
+        place = lattice.fraction + lattice.guard
+        half = fixed_point(np.ones(lattice.size), place - 1, words)[:, :words]
+        kept = high_bits(words, WORD * words - place)
+        return to_floats(add(lifted, half) & kept, lattice.exponents - lattice.fraction)
 
 
 @final

@@ -1,4 +1,4 @@
-"""Sums in one process: exact, or rounded as masked sums between machines are."""
+"""Sums in one process, rounded as masked sums between machines are."""
 
 from __future__ import annotations
 
@@ -7,13 +7,10 @@ from typing import final
 
 import numpy as np
 
+from emfed.aggregation.lattice import FURTHER_ATTEMPTS, Lattice
+from emfed.core.errors import NumericalError
 from emfed.core.streams import Purpose, uniforms
-from emfed.core.sums import Ask, Precision, Rows, Sum
-
-EXACT_BYTES = 16
-"""A number of an exact sum: words of 128 bits, so that any double has room."""
-TAG_BYTES, DIGEST_BYTES = 16, 8
-"""What a part has besides its numbers."""
+from emfed.core.sums import Ask, FloatArray, Rows, Sum
 
 
 @final
@@ -45,27 +42,26 @@ class SimulatedSums:
 
     def __call__(self, ask: Ask) -> Sum:
         """The sum over all workers."""
-        value, precision = ask.part(self.rows), ask.precision
+        value = ask.part(self.rows)
         self.exchanges += 1
-        if precision is None or self.workers == 1:
-            return self._sum(ask, value, 8 * EXACT_BYTES * ask.size, 0.0)
-        step = np.broadcast_to(precision.step, value.shape)
-        free = np.arange(self.workers - 1, dtype=np.int64)
-        drawn = uniforms(self.seed, self.exchanges, Purpose.COMPRESSION, free, ask.size) - 0.5
-        rounded = np.rint(value / step + drawn.sum(axis=0)) * step
-        bits = int(np.broadcast_to(precision.bits, value.shape).sum())
-        while not _fits(rounded, precision):
+        if self.workers == 1:
+            return Sum(value, self.rows.total)
+        size = 0
+        for attempt in range(1 + FURTHER_ATTEMPTS):
+            lattice = Lattice.of(ask.precision, ask.size, attempt)
+            size += 2 * self.workers * lattice.part_bytes
+            rounded = lattice.round(value, self._roundings(attempt, ask.size))
+            if rounded is not None:
+                self.bytes += size
+                return Sum(rounded, self.rows.total, lattice.noise(self.workers), 0, size)
             self.attempts += 1
-            precision = Precision(precision.step, precision.centre, precision.reach**2 / step)
-            bits *= 3  # those of both attempts
-        return self._sum(ask, rounded, bits, self.workers / 12)
+        raise NumericalError(
+            f"a sum is not finite, or far from what was expected: {ask.words()}. Look for values "
+            "that stand for missing ones, and columns with a huge range."
+        )
 
-    def _sum(self, ask: Ask, value: np.ndarray, bits: int, noise: float) -> Sum:
-        up = -(-bits // 8) + TAG_BYTES + DIGEST_BYTES
-        size = 2 * self.workers * up if self.workers > 1 else 0
-        self.bytes += size
-        return Sum(value, self.rows.total, noise, 0, size)
-
-
-def _fits(value: np.ndarray, precision: Precision) -> bool:
-    return bool(np.all(np.abs(value - precision.centre) <= np.abs(precision.reach)))
+    def _roundings(self, attempt: int, size: int) -> FloatArray:
+        """What the roundings of all workers but one add, in steps."""
+        free = np.arange(self.workers - 1, dtype=np.int64) + attempt * self.workers
+        drawn = uniforms(self.seed, self.exchanges, Purpose.COMPRESSION, free, size)
+        return (drawn - 0.5).sum(axis=0)
