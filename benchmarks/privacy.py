@@ -239,7 +239,7 @@ def ours(
 ) -> GaussianParameters:
     """A private fit of ten sites that tell masked sums."""
     parts, model = np.array_split(rows, SITES), emfed.gaussian_mixture(k, kind)
-    return emfed.fit(model, parts, epsilon=epsilon, delta=delta, seed=seed).params
+    return emfed.fit(model, parts, epsilon=epsilon, delta=delta, seed=seed, noise_seed=seed).params
 
 
 def _methods(
@@ -323,7 +323,7 @@ def bench_private_start(
         known = pooled(train, k, kind, seed)
         model, privacy = emfed.gaussian_mixture(k, kind), Privacy(epsilon, delta)
         parts = StackedFederation(as_workers(np.array_split(train, SITES)))
-        parts.open_private(model, None, privacy)
+        parts.open_private(model, None, privacy, noise_seed=seed)
         plan = PrivatePlan(privacy, privacy.shares(SITES, True), SITES)
         row: dict[str, Any] = {"data": name, "seed": seed, "pooled": float(known.score(test))}
         for start in ("private", "known"):
@@ -373,17 +373,20 @@ class Overheard:
 
     size, carries_bytes = 1, False
 
-    def __init__(self, rows: np.ndarray, canary: np.ndarray, present: bool) -> None:
+    def __init__(
+        self, rows: np.ndarray, canary: np.ndarray, present: bool, noise_seed: int
+    ) -> None:
         there = np.concatenate([rows, canary]) if present else rows
         self._workers, self._rows, self._canary = (
             StackedFederation(as_workers([there])),
             rows,
             canary,
         )
-        self.evidence = 0.0
+        model, self.evidence = emfed.gaussian_mixture(2), 0.0
+        self._workers.open_private(model, None, Privacy(**AUDITED), noise_seed=noise_seed)
 
-    def release(self, asked: Asked, purpose: str, seed: int, number: int) -> np.ndarray:
-        told = self._workers.release(asked, purpose, seed, number)
+    def release(self, asked: Asked, purpose: str, number: int) -> np.ndarray:
+        told = self._workers.release(asked, purpose, number)
         known, more = (
             to_integers(asked, whole_sums(asked, [part])).astype(float)
             for part in (self._rows, self._canary)
@@ -406,10 +409,11 @@ def _heaviest(
 def evidence(present: bool, seed: int, rows: int = 1500) -> float:
     """The likelihood ratio of one private fit, with or without the canary: a row far outside."""
     others = np.random.default_rng(0).normal(size=(rows, 1))
-    workers: Any = Overheard(others, np.array([[1e6]]), present)
+    noise_seed = 2 * seed + present
+    workers: Any = Overheard(others, np.array([[1e6]]), present, noise_seed)
     plan = PrivatePlan(Privacy(**AUDITED), 1, 1)
     models = [emfed.gaussian_mixture(2)]
-    run = PrivateRun(workers, models, plan, ROUNDS, 2 * seed + present, Ledger(1))
+    run = PrivateRun(workers, models, plan, ROUNDS, noise_seed, Ledger(1))
     run.open(1)
     # What the server makes of answers tells nothing more, so it may be quick.
     with patch.object(PrivateRun, "_from_sketch", _heaviest):

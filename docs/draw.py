@@ -167,7 +167,7 @@ def privacy() -> Any:
         rows = centres[rng.choice(3, count)] + rng.normal(size=(count, 2))
         exact = emfed.FederatedGaussianMixture(3).fit(rows).score(rows)
         tried = (0.5, 1, 3, 10)
-        noisy = [emfed.FederatedGaussianMixture(3, epsilon=e, random_state=0) for e in tried]
+        noisy = [emfed.FederatedGaussianMixture(3, epsilon=e, noise_seed=0) for e in tried]
         lost = [exact - mixture.fit(rows).score(rows) for mixture in noisy]
         right.loglog(tried, lost, "o-", color=colour, label=f"{count:,} rows")
     right.set(xlabel="epsilon", ylabel="nats a row lost", title="what the noise costs")

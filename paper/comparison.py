@@ -284,7 +284,8 @@ def _places(settings: MethodSettings, data: WorkerData, seed: int) -> Iterator[P
     model = gaussian_mixture(settings.source.components, settings.source.kind)
     network = StackedFederation(data)
     if settings.method == "private AutoEM":
-        yield from _private(FitSettings(model, epsilon=settings.epsilon, seed=seed), network)
+        noisy = FitSettings(model, epsilon=settings.epsilon, seed=seed, noise_seed=seed)
+        yield from _private(noisy, network)
         return
     run = open_run(model, network, settings.make_algorithm(), start="merge", seed=seed)
     begun = Place(OPENING, *_sent(run.ledger), run.records[0].epochs, run.model, run.params)

@@ -78,7 +78,7 @@ def moments(sites: dict[str, Site], epsilon: float) -> FloatArray:
     asked = Asked(1.0, 2, None, "full", one, np.zeros(2), np.eye(2), 16.0)
     step = step_for(asked.size, 0.9 * Privacy(epsilon).mu_squared, 2)
     asked = Asked(step, 2, None, "full", one, np.zeros(2), np.eye(2), 16.0)
-    found = from_integers(asked, federation.release(asked, "opening", 0, 0))
+    found = from_integers(asked, federation.release(asked, "opening", 0))
     told: FloatArray = np.concatenate([np.ravel(v) for v in asked.split(found).values()])[:3]
     return told
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from scipy.stats import beta
 
-from emfed.core.privacy import epsilon_of, price_on, step_for
+from emfed.core.privacy import Privacy, epsilon_of, price_on, step_for
 from emfed.data.workers import as_workers
-from emfed.models import GaussianParameters
+from emfed.models import GaussianParameters, gaussian_mixture
 from emfed.models.bounded import Asked
 from emfed.network import StackedFederation
 
@@ -47,9 +47,11 @@ def audited(step: float, trials: int) -> float:
     both = [StackedFederation(as_workers([r])) for r in (np.concatenate([rows, canary]), rows)]
     alone = StackedFederation(as_workers([canary]))
     fine = Asked(1e-9, 1, None, "full", params, np.zeros(3), np.eye(3), 4.0)
-    along = alone.release(fine, "round", 1, 0) * 1.0
+    for federation in (alone, *both):
+        federation.open_private(gaussian_mixture(1), None, Privacy(1.0))
+    along = alone.release(fine, "round", 0) * 1.0
     scores = [
-        np.array([float(f.release(asked, "round", s, 0) @ along) for s in range(trials)])
+        np.array([float(f.release(asked, "round", number) @ along) for number in range(trials)])
         for f in both
     ]
     return lower_bound(*scores, DELTA)

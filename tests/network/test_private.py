@@ -190,12 +190,12 @@ def test_other_rows_have_no_answer_in_a_run_that_began_without_them(tmp_path: Pa
         return Asked(step_for(4, 0.01, 2), 2, np.array([[0.0, edge, 9.0]] * 2))
 
     federation = opened()
-    told = [federation.release(asked(edge), "round", 0, 0) for edge in (1.0, 2.0, 1.0)]
+    told = [federation.release(asked(edge), "round", 0) for edge in (1.0, 2.0, 1.0)]
     assert answers() == 2
     np.testing.assert_array_equal(told[0], told[2])
     data["a"] = data["a"] + 1.0
     with pytest.raises(ParticipationError, match="data changed since the run began"):
-        opened().release(asked(2.0), "round", 0, 0)
+        opened().release(asked(2.0), "round", 0)
     assert answers() == 2
 
 
@@ -210,7 +210,7 @@ def test_a_site_that_forgot_a_run_answers_it_with_other_noise_and_charges_it(
         sites = {n: Site(t, tmp_path / n, identity=known[n], rules=OPEN) for n, t in data.items()}
         made = RemoteFederation(LocalTransport(sites), tmp_path / "server", pause=0.0, attempts=2)
         made.open_private(MODEL, None, Privacy(3.0))
-        told.append(made.release(asked, "round", 0, 0))
+        told.append(made.release(asked, "round", 0))
         (run,) = Allowance(tmp_path / "a").read()[1].values()
         used.append(run.used)
         for name in data:  # as after eight other runs
@@ -280,7 +280,7 @@ def test_without_masks_a_site_counts_on_no_noise_but_its_own(lie: str, tmp_path:
         return
     asked = Asked(step_for(4, 0.01, 2), 2, np.array([[0.0, 1.0, 9.0]] * 2))
     with pytest.raises(ParticipationError, match="0 of 2 sites answered"):
-        federation.release(asked, "round", 0, 0)
+        federation.release(asked, "round", 0)
     (own,) = Allowance(tmp_path / "a").read()[1].values()
     assert own.used == 0.0
 

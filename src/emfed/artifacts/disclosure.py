@@ -111,14 +111,17 @@ def masked(result: Result) -> bool:
     return result.facts is not None and result.facts.settings.get("masks") is True
 
 
+def _private(result: Result) -> bool:
+    return result.privacy is not None and bool(result.privacy["private"])
+
+
 def protections(result: Result) -> str:
     """Which protections were on, in a sentence or two."""
     private = result.privacy
-    noise = (
-        "No noise was added to protect single persons (no differential privacy)."
-        if private is None
-        else f"Every answer had noise, {private['words']}."
-    )
+    noise = "No noise was added to protect single persons (no differential privacy)."
+    if private is not None:
+        and_ = "and the fit is " * (not private["private"])
+        noise = f"Every answer had noise, {and_}{private['words']}."
     if masked(result):
         return (
             "Secure sums were on: what left a site was masked, and a server that follows the "
@@ -225,7 +228,7 @@ def _did_not(result: Result) -> list[str]:
         protections(result)
         + " What this does not promise: statistics are aggregates, not anonymous data."
         + f" Where a {result.model.words().part} accounts for one or two rows, its averages come "
-        "close to them." * (result.privacy is None and n_parts(result) > 1),
+        "close to them." * (not _private(result) and n_parts(result) > 1),
     ]
     facts = None if masked(result) else result.facts
     if facts is not None and (few := int((facts.rows < FEW_ROWS).sum())):

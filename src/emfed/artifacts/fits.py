@@ -133,6 +133,8 @@ def _warnings(result: Result) -> list[str]:
     """What the fit warned of, and what else a reader must not overlook."""
     facts = result.facts
     told = [] if facts is None else [str(w) for w in facts.settings.get("remarks", [])]
+    if result.privacy is not None and not result.privacy["private"]:
+        told.insert(0, f"{result.privacy['words']}.")
     told = [f"{line[:1].upper()}{line[1:]}" for line in told]
     if not result.converged and not any("converge" in line for line in told):
         told.append("The fit did not converge: its numbers may still move.")

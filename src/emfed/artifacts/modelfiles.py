@@ -7,6 +7,7 @@ too, in the user's units, for readers in other languages.
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emfed.artifacts.model_card import Facts
-from emfed.core.errors import EmfedError, ModelFileError
+from emfed.artifacts.promises import as_read
+from emfed.core.errors import EmfedError, EmfedWarning, ModelFileError
 from emfed.core.ledger import DIRECTIONS, PARTS, Ledger
 from emfed.core.protocols import Model, Parameters
 from emfed.core.records import Records
@@ -78,7 +80,7 @@ def read_model(path: str | Path) -> dict[str, Any]:
     """The fields of a result, read and checked; whatever the bytes, all or a `ModelFileError`."""
     arrays, description = load_sealed(path, SEAL)
     try:
-        return _contents(arrays, description)
+        found = _contents(arrays, description)
     except (EmfedError, ArithmeticError, ValueError, TypeError, LookupError, AttributeError) as e:
         if isinstance(e, ModelFileError):
             raise ModelFileError(f"{path}: {e}") from None
@@ -86,6 +88,18 @@ def read_model(path: str | Path) -> dict[str, Any]:
             f"{path} is no model file of this release: its parts do not fit together "
             f"({type(e).__name__}: {str(e)[:200]})."
         ) from e
+    if lost := _lost_promise(description["facts"], found["facts"]):
+        warnings.warn(f"{path} is {lost}.", EmfedWarning, stacklevel=3)
+    return found
+
+
+def _lost_promise(told: Any, facts: Facts | None) -> str:
+    """Why an epsilon that the file claims is none, in words; empty where it claims none."""
+    claimed = None if told is None else told["settings"].get("privacy")
+    if facts is None or claimed is None or "private" in claimed:
+        return ""
+    promise = facts.settings["privacy"]
+    return "" if promise["private"] else str(promise["words"])
 
 
 def _finite(array: NDArray[Any]) -> bool:
@@ -174,12 +188,14 @@ def _facts(arrays: dict[str, NDArray[Any]], told: Any, count: int) -> Facts | No
             raise ModelFileError(f"{name} has the shape {arrays[name].shape}, not {shape}.")
     if told is None:
         return None
+    software = {str(k): str(v) for k, v in told["software"].items()}
+    settings = as_read(told["settings"], bool(told["simulated"]), software.get("emfed", "0.1"))
     return Facts(
         rows=arrays["workers/rows"].astype(np.int64),
-        settings=dict(told["settings"]),
+        settings=settings,
         simulated=bool(told["simulated"]),
         scores=arrays.get("workers/scores"),
         validation=arrays.get("workers/validation"),
         created=str(told["created"]),
-        software={str(k): str(v) for k, v in told["software"].items()},
+        software=software,
     )

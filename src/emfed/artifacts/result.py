@@ -12,6 +12,7 @@ import numpy as np
 from emfed.artifacts import errors
 from emfed.artifacts.model_card import Facts, make_card, size, worker_table
 from emfed.artifacts.modelfiles import read_model, write_model
+from emfed.artifacts.promises import broken
 from emfed.artifacts.validation import Validation
 from emfed.core.errors import SettingsError, check_count, check_range
 from emfed.core.ledger import Ledger
@@ -39,7 +40,7 @@ CRITERIA = ("aic", "bic", "icl")
 ENDINGS = {
     "nats": "little was left to gain",
     "tolerance": "the mean field was small enough",
-    "budget": "its privacy budget was spent",
+    "budget": "its budget was spent",
     "interrupted": "it was interrupted",
     "callback": "a callback ended it",
     "silence": "nobody answered",
@@ -140,7 +141,11 @@ class Result:
 
     @property
     def privacy(self) -> Mapping[str, Any] | None:
-        """For a private fit, the epsilon and delta that each site spent, and how, in words."""
+        """What a fit with noise promises of each row; None: it had no noise.
+
+        Where ``private`` is true: the epsilon and delta that each site spent, and how, in
+        ``words``. Else ``words`` say why the noise protects nobody.
+        """
         return None if self.facts is None else self.facts.settings.get("privacy")
 
     @property
@@ -274,9 +279,8 @@ class Result:
         facts = self.facts
         if facts is not None:
             told = {"adapted": {"rows": len(rows), "worth": worth}}
-            facts = replace(
-                facts, settings={**facts.settings, **told}, scores=None, validation=None
-            )
+            settings = broken({**facts.settings, **told}, "it was adapted to rows without noise")
+            facts = replace(facts, settings=settings, scores=None, validation=None)
         params = model.to_user(model.maximize(statistics))
         adapted = replace(self, model=model, statistics=statistics, params=params, facts=facts)
         return replace(adapted, uncertainty=None)
@@ -300,7 +304,11 @@ class Result:
         rows = own[0] if len(own) == 1 else np.concatenate(own)
         chart = errors.Chart.at(self.model, self.statistics, self.samples)
         told = [self.model.expected_statistics(rows, params) for params in chart.questions()]
-        return replace(self, uncertainty=chart.root(np.array(told), self.samples)[0])
+        root, facts = chart.root(np.array(told), self.samples)[0], self.facts
+        if facts is not None:
+            why = "its standard errors are those of the rows, without noise"
+            facts = replace(facts, settings=broken(facts.settings, why))
+        return replace(self, uncertainty=root, facts=facts)
 
     def errors_of(self, function: Callable[[Any], Any]) -> tuple[FloatArray, FloatArray]:
         """Compute a function of the parameters, and the standard error of each number it gives.

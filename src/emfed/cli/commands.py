@@ -209,6 +209,15 @@ def fit(
             "P",
         ),
     ] = 1e-6,
+    noise_seed: Annotated[
+        int | None,
+        option(
+            "With --epsilon: noise that can be repeated, and so taken off: the model is not "
+            "private, and says so.",
+            ALGORITHM,
+            "N",
+        ),
+    ] = None,
     compressor: Annotated[
         str | None,
         option(

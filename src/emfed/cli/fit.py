@@ -229,7 +229,7 @@ def _settings(options: Options, model: dict[str, Any], more: dict[str, Any]) -> 
 SETTINGS = (
     *("follow_em", "participation", "weights", "start", "n_init", "moves"),
     *("rounds", "tol", "field_tol", "max_bytes", "seconds", "seed", "errors", "validate"),
-    *("epsilon", "delta"),
+    *("epsilon", "delta", "noise_seed"),
 )
 """Options that are settings of a fit under the same name."""
 
@@ -301,7 +301,10 @@ def _print(summary: dict[str, Any], words: ModelWords) -> None:
     if summary["curve_bytes"]:
         ended += (("more for the report's curve", size(summary["curve_bytes"])),)
     if private:  # nothing was asked that the budget does not hold, convergence neither
-        ended = (("epsilon, delta", f"{private['epsilon']:.4g}, {private['delta']:g}"),)
+        spent = ("private", "no")
+        if private["private"]:
+            spent = ("epsilon, delta", f"{private['epsilon']:.4g}, {private['delta']:g}")
+        ended = (spent,)
     for name, value in (
         ("workers", f"{summary['workers']}"),
         *([("columns", f"{columns}")] if (columns := summary["columns"]) else []),

@@ -71,7 +71,7 @@ SAME = (
     *("batch_size", "follow_em", "participation", "weights", "start", "n_init", "moves", "rounds"),
     *("tol", "field_tol"),
     *("max_bytes", "seconds", "checkpoint", "resume", "missing", "groups", "columns", "seed"),
-    *("threads", "device", "precision", "target", "epsilon", "delta"),
+    *("threads", "device", "precision", "target", "epsilon", "delta", "noise_seed"),
     *("bins", "family", "penalty", "smoothing", "seasonality", "site_covariates"),
     *("time_covariates", "level", "since", "until", "coordinates", "spatial", "covariate_penalty"),
     "observer_effects",

@@ -905,18 +905,32 @@ class Federation(ABC):
         NaN: none came."""
 
     def open_private(
-        self, model: Model, columns: Names, privacy: Any, masks: bool | None = None
+        self,
+        model: Model,
+        columns: Names,
+        privacy: Any,
+        masks: bool | None = None,
+        noise_seed: int | None = None,
     ) -> tuple[int, tuple[str, ...] | None, Sequence[str] | None]:
         """Everyone joins without a number of its rows: how many columns, their and workers' names.
 
         ``privacy`` is what the run may tell of any one row. Afterwards `masks` says whether answers
         are sums, with everybody's noise; else each has all of the noise by itself. Three workers or
-        more mask unless ``masks`` is False.
+        more mask unless ``masks`` is False. Noise follows from a key that is drawn now and shown
+        nowhere; or, where all workers are in this process, from ``noise_seed``.
         """
         raise SettingsError(f"epsilon: {type(self).__name__} has no private answers.")
 
-    def release(self, asked: Any, purpose: str, seed: int, number: int) -> IntArray:
-        """The sum of everyone's answer to a question that is answered with noise."""
+    @property
+    def noise_seed(self) -> int | None:
+        """What the noise of the private fit follows from that was opened last.
+
+        None: from keys that nothing shows. With a number the fit is not private.
+        """
+        return None
+
+    def release(self, asked: Any, purpose: str, number: int) -> IntArray:
+        """The sum of everyone's answer, with noise, to a private fit's question of this number."""
         raise SettingsError(f"epsilon: {type(self).__name__} has no private answers.")
 
     @abstractmethod

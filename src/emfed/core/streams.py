@@ -55,16 +55,15 @@ class Purpose(IntEnum):
     POINTS = 43
     SKETCH = 44
     CLUSTERS = 45
-    PRIVACY = 46
     PROBE = 47
     NETWORK_FAULTS = 60
 
 
-def check_seed(seed: int) -> int:
+def check_seed(seed: int, name: str = "seed") -> int:
     """Return the seed, or say which values can be one."""
-    number = check_count("seed", seed, 0)
+    number = check_count(name, seed, 0)
     if number >= 2**64:
-        raise SettingsError(f"seed must be below 2**64; got {number}.")
+        raise SettingsError(f"{name} must be below 2**64; got {number}.")
     return number
 
 

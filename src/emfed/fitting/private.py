@@ -22,7 +22,6 @@ moments alone: they get all that the columns leave, and the server fits the mode
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,6 +30,7 @@ from typing import Any, final
 import numpy as np
 
 from emfed.artifacts.model_card import Facts
+from emfed.artifacts.promises import NOISY, PRIVATE, not_private
 from emfed.artifacts.result import Result
 from emfed.core.errors import CheckpointError, DataError
 from emfed.core.ledger import Ledger
@@ -201,23 +201,33 @@ class PrivateRun(Rounds):
             about, step=self.plan.step(about.size, part, count), shares=self.plan.shares
         )
         if self._position == len(self._told):
-            self._told.append(self.federation.release(asked, purpose, self.seed, self._position))
+            total = self.federation.release(asked, purpose, self._position)
             if self.prices is not None:
                 self.prices.release(asked, purpose)
-            if self._path is not None:
-                self._keep(self._path)
+            self._keep([*self._told, total])
         total = self._told[self._position]
         self._position += 1
         self._last = asked
         return from_integers(asked, total)
 
     def keep_at(self, path: Path | None, resume: bool) -> None:
-        """Write every answer to a checkpoint; go on from the one that is there."""
+        """Write every answer to a checkpoint; go on from the one that is there.
+
+        A process that goes on has another key of noise. So it asks for no answer that the
+        checkpoint holds; and nothing has followed yet from one that it does not hold, since an
+        answer is written before it is used.
+        """
         self._path = path
         if path is None or not (resume and path.exists()):
             return
         arrays, about = load_checkpoint(path)
-        if about.get("fingerprint") != self.fingerprint:
+        known = about.get("fingerprint")
+        if isinstance(known, Mapping) and "private" in known and "noise" not in known:
+            raise CheckpointError(
+                f"{path} is of an earlier release, whose noise in one process followed from the "
+                "seed and can be taken off: start anew, with another file."
+            )
+        if known != self.fingerprint:
             raise CheckpointError(
                 f"{path} belongs to another run, with other settings: use those, or start anew."
             )
@@ -228,11 +238,15 @@ class PrivateRun(Rounds):
         """What tells this run from another."""
         privacy = self.plan.privacy
         told = [privacy.epsilon, privacy.delta, self.plan.shares, self.rounds, self.seed]
-        return plain({"model": [m.describe() for m in self.models], "private": told})
+        models = [m.describe() for m in self.models]
+        return plain({"model": models, "private": told, "noise": noise_from(self.federation)})
 
-    def _keep(self, path: Path, disk: Disk = DISK) -> None:
-        arrays = {f"{j:04d}": told for j, told in enumerate(self._told)}
-        save_checkpoint(path, arrays, {"fingerprint": self.fingerprint}, disk)
+    def _keep(self, answers: list[IntArray], disk: Disk = DISK) -> None:
+        """Take up these answers, on disk first: what was used once is never asked for again."""
+        if self._path is not None:
+            arrays = {f"{j:04d}": told for j, told in enumerate(answers)}
+            save_checkpoint(self._path, arrays, {"fingerprint": self.fingerprint}, disk)
+        self._told = answers
 
     def save(self, path: str | Path, disk: Disk = DISK, hooks: Any = ()) -> None:
         """Every answer is on disk already."""
@@ -445,7 +459,7 @@ class PrivateRun(Rounds):
 
     def step(self) -> RoundRecord:
         """One round: a full step, or one that averages."""
-        began, number = time.perf_counter(), self.state.round
+        number = self.state.round
         told = self._round(self.params, self.kind, "rounds", self.rounds)
         before, late = self._statistics, number - (self.rounds + 1) // 2
         gamma = 1.0 if before is None or late < 1 else 1 / (late + 1)
@@ -457,12 +471,9 @@ class PrivateRun(Rounds):
         self.params = self._maximize(now, self.kind)
         self.state = replace(self.state, round=number + 1)
         size = self.federation.size
+        # Without the time that it took: that follows from the rows themselves.
         record = replace(
-            opening_record(size, self.samples),
-            round=number,
-            squared_H=moved,
-            step_size=gamma,
-            seconds=time.perf_counter() - began,
+            opening_record(size, self.samples), round=number, squared_H=moved, step_size=gamma
         )
         return self._record(record)
 
@@ -660,52 +671,74 @@ def _as_kind(tied: GaussianParameters, kind: str) -> GaussianParameters:
 
 def remarks_of(run: PrivateRun) -> list[str]:
     """What a user should know."""
-    out, mend = [], "Use more rows, a larger epsilon, fewer columns, or fewer components."
+    private = run.federation.noise_seed is None
+    amount, less = ("epsilon", "a larger epsilon") if private else ("noise", "less noise")
+    out, mend = [], f"Use more rows, {less}, fewer columns, or fewer components."
     if run.noise_nats > WORTH_TELLING:
         out.append(
-            f"too few rows for this epsilon: the noise costs about {run.noise_nats:.2g} nats a "
+            f"too few rows for this {amount}: the noise costs about {run.noise_nats:.2g} nats a "
             f"row, which may be more than the components are worth. {mend}"
         )
     if run.unsure:
         out.append(
-            f"the start of this fit is not certain: at this epsilon about {run.sketched} groups of "
-            f"rows stand out of the noise, which is few for {run.k} components. One of them may be "
-            f"missing. {mend}"
+            f"the start of this fit is not certain: at this {amount} about {run.sketched} groups "
+            f"of rows stand out of the noise, which is few for {run.k} components. One of them may "
+            f"be missing. {mend}"
         )
     if run.k > 1 and run.gain < 2 * run.gain_error:
         out.append(
-            f"at this epsilon the components of the start cannot be told from one Gaussian: they "
+            f"at this {amount} the components of the start cannot be told from one Gaussian: they "
             f"gain {run.gain:.2g} nats a row, give or take {run.gain_error:.2g}. {mend}"
         )
     return out
 
 
-def private_result(run: PrivateRun, columns: Any, stopped: str) -> Result:
-    """The result of a private fit."""
-    model, statistics, summary = run.bound()
-    privacy, n = run.plan.privacy, run.federation.size
+def noise_from(federation: Federation) -> str:
+    """What the noise follows from, in a few words, for results and checkpoints."""
+    if federation.noise_seed is not None:
+        return f"noise_seed {federation.noise_seed}"
+    return "each site's secret" if federation.carries_bytes else "a key of the operating system"
+
+
+def promise_of(run: PrivateRun) -> Mapping[str, Any]:
+    """What the fit promises of each row; of seeded noise: that it promises nothing."""
+    privacy, n, seed = run.plan.privacy, run.federation.size, run.federation.noise_seed
+    if seed is not None:
+        why = f"its noise follows from noise_seed {seed}, and whoever knows that can take it off"
+        return not_private(why, noise_seed=seed)
     spent = {
+        "private": True,
+        "noise": noise_from(run.federation),
         "epsilon": epsilon_of(privacy.mu_squared, privacy.delta),
         "delta": privacy.delta,
         "shares": run.plan.shares,
         "mu_squared": privacy.mu_squared,
         "neighbours": "one row more or less",
     }
-    masks = run.federation.masks
     whom = f"any {n - run.plan.shares} of the others"
-    if not masks:
+    if not run.federation.masks:
         whom = "all others: each site added all of the noise by itself"
     words = (
         f"private: epsilon {spent['epsilon']:.4g} and delta {privacy.delta:g} for each row of each "
         f"of {n} sites, against the server and {whom}; the noise costs about {run.noise_nats:.2g} "
         "nats a row"
     )
+    return spent | {"words": words}
+
+
+def private_result(run: PrivateRun, columns: Any, stopped: str) -> Result:
+    """The result of a private fit."""
+    model, statistics, summary = run.bound()
+    promise, n = promise_of(run), run.federation.size
     each, rest = divmod(run.samples, n)
     rows = np.full(n, each) + (np.arange(n) < rest)
     told = {
-        "algorithm": {"algorithm": "private-em", "rounds": run.rounds},
-        "privacy": spent | {"words": words},
-        "masks": masks,
+        "algorithm": {
+            "algorithm": PRIVATE if promise["private"] else NOISY,
+            "rounds": run.rounds,
+        },
+        "privacy": promise,
+        "masks": run.federation.masks,
     }
     return Result(
         model=model,
@@ -739,7 +772,9 @@ def private_run(
     model = max(models, key=lambda model: model.n_components)  # whose statistics are most
     privacy = settings.privacy
     assert privacy is not None
-    opened = federation.open_private(model, settings.columns, privacy, settings.masks)
+    opened = federation.open_private(
+        model, settings.columns, privacy, settings.masks, settings.noise_seed
+    )
     (width, columns, names), n = opened, federation.size
     ledger = Ledger(n, names)
     if federation.carries_bytes:
@@ -755,13 +790,15 @@ def private_run(
         run.prices.open_private(model, shapes, (settings.columns, columns), privacy)
     run.keep_at(checkpoint, resume)
     run.open(width)
+    promised = f"private: epsilon {privacy.epsilon:g} and delta {privacy.delta:g}"
+    if settings.noise_seed is not None:
+        promised = f"not private: the noise of noise_seed {settings.noise_seed}"
     logger.info(
-        "private: epsilon %g and delta %g buy %d rounds on about %d rows; noise will cost about "
-        "%.2g nats a row",
-        *(privacy.epsilon, privacy.delta, rounds, run.samples, run.noise_nats),
+        "%s; %d rounds on about %d rows, and noise will cost about %.2g nats a row",
+        *(promised, rounds, run.samples, run.noise_nats),
     )
     for remark in remarks_of(run):
-        logger.warning("private: %s", remark)
+        logger.warning("%s", remark)
     run.start()
     run.begin()
     return run, columns

@@ -104,7 +104,8 @@ class FitSettings:
     seconds : float or None
         The most seconds of computing.
     seed : int
-        The seed of starts, noise, batches and participation.
+        The seed of starts, compression, batches and participation. The noise of a private fit does
+        not follow from it.
     columns : sequence of str or None
         The names of the columns to use, in this order; None stands for all.
     retries : int
@@ -138,6 +139,11 @@ class FitSettings:
         more or less): 1 is strong, 10 is weak. With None sums are exact. See docs/private-runs.md.
     delta : float
         The probability with which it may tell more; well below one in the number of rows.
+    noise_seed : int or None
+        With ``epsilon``, and where all workers are in this process: the number that the noise
+        follows from, so that the same fit has the same noise. Whoever knows it can take the noise
+        off, so the result says "not private" and has no epsilon. With None noise follows from a key
+        that the operating system draws and nothing shows.
 
     Raises
     ------
@@ -182,6 +188,7 @@ class FitSettings:
     masks: bool | None = None
     epsilon: float | None = None
     delta: float = 1e-6
+    noise_seed: int | None = None
     numbers: tuple[int, ...] | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
@@ -213,6 +220,13 @@ class FitSettings:
             check_type("model", self.model, Model, "gaussian_mixture(3)")
         if self.epsilon is not None:
             self._check_private()
+        if self.noise_seed is not None:
+            object.__setattr__(self, "noise_seed", check_seed(self.noise_seed, "noise_seed"))
+            if self.epsilon is None:
+                raise SettingsError(
+                    "noise_seed is what the noise of a fit with epsilon follows from, and this fit "
+                    "has none: leave noise_seed out, or give an epsilon."
+                )
         check_type("participation", self.who(), Participation, "Bernoulli(0.5)")
         self.limits  # noqa: B018 (it checks the algorithm and the limits)
 

@@ -24,6 +24,7 @@ from emfed.core.errors import (
     check_range,
     check_type,
 )
+from emfed.core.noise import SITES_DRAW
 from emfed.core.privacy import Privacy
 from emfed.core.protocols import (
     Algorithm,
@@ -346,8 +347,15 @@ class RemoteFederation(Federation):
                 return
 
     def open_private(
-        self, model: Model, columns: Names, privacy: Privacy, masks: bool | None = None
+        self,
+        model: Model,
+        columns: Names,
+        privacy: Privacy,
+        masks: bool | None = None,
+        noise_seed: int | None = None,
     ) -> tuple[int, tuple[str, ...] | None, Sequence[str] | None]:
+        if noise_seed is not None:
+            raise SettingsError(SITES_DRAW)
         wanted = self._wants_masks if masks is None else masks
         several = len(self._line.transport.workers()) >= SMALLEST_SET
         self.masks, self._roll.privacy = several if wanted is None else wanted, privacy
@@ -357,7 +365,7 @@ class RemoteFederation(Federation):
             self._roll.privacy = None
         return int(prod(self.members.shapes["mean"])), opening.columns, opening.names
 
-    def release(self, asked: Asked, purpose: str, seed: int, number: int) -> IntArray:
+    def release(self, asked: Asked, purpose: str, number: int) -> IntArray:
         """Masked, over everybody: a sum of fewer would have less noise than was counted on.
 
         Without masks each site's answer has all of the noise, and they are added up here.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -16,6 +18,7 @@ from numpy.typing import NDArray
 
 from emfed.algorithms.steps import settled
 from emfed.core.errors import DataError, SettingsError
+from emfed.core.noise import NoiseKey
 from emfed.core.privacy import discrete_gaussian
 from emfed.core.protocols import (
     Algorithm,
@@ -38,7 +41,6 @@ from emfed.core.protocols import (
     Task,
     WorkerStates,
 )
-from emfed.core.streams import Purpose, word_source
 from emfed.data.sources import chunks
 from emfed.data.tables import Piece, Workers, apart
 from emfed.data.workers import WorkerData, as_workers, with_columns
@@ -364,6 +366,8 @@ class InProcessFederation(Federation):
         self._store: StateStore | OwnStore = StateStore({}, 0)
         self._supports: Supports | None = None
         self._begun: Phase | None = None
+        self._noise: NoiseKey | None = None
+        """The key of the private fit that was opened last."""
 
     @abstractmethod
     def batches(self, workers: IntArray) -> Iterator[IntArray]:
@@ -448,22 +452,41 @@ class InProcessFederation(Federation):
 
     @final
     def open_private(
-        self, model: Model, columns: Names, privacy: Any, masks: bool | None = None
+        self,
+        model: Model,
+        columns: Names,
+        privacy: Any,
+        masks: bool | None = None,
+        noise_seed: int | None = None,
     ) -> tuple[int, tuple[str, ...] | None, Sequence[str] | None]:
+        self._noise = NoiseKey(noise_seed)
         self.masks = self.size >= SMALLEST_SET and masks is not False
         if columns is not None:
             self.data = with_columns(self.data, tuple(columns))
         self._check(model, self.data)
         return self.data.worker(0).shape[1], self.data.columns, self.data.names
 
+    @property
+    def noise_seed(self) -> int | None:
+        return None if self._noise is None else self._noise.seed
+
     @final
-    def release(self, asked: Asked, purpose: str, seed: int, number: int) -> IntArray:
-        """The sum of everyone's answer with noise; here secrets follow from the seed."""
+    def release(self, asked: Asked, purpose: str, number: int) -> IntArray:
+        """The sum of everyone's answer with noise.
+
+        A worker's noise follows from the key of this fit, the question with its lattice, its number
+        and the exact answer. The lattice must be among them: with the same noise at two scales, two
+        answers would be two equations for two unknowns.
+        """
+        assert self._noise is not None  # `open_private` drew it
+        about, numbers = asked.describe()
+        question = json.dumps([about, number], sort_keys=True).encode() + numbers.tobytes()
         total = np.zeros(asked.size, dtype=np.int64)
         for worker in range(self.size):
-            sums = whole_sums(asked, plain_rows(self.data, worker))
-            bits = word_source(seed, number, Purpose.PRIVACY, self.first + worker)
-            total += to_integers(asked, sums) + discrete_gaussian(asked.size, bits)
+            exact = to_integers(asked, whole_sums(asked, plain_rows(self.data, worker)))
+            own = (self.first + worker).to_bytes(8, "little") + exact.astype("<i8").tobytes()
+            words = self._noise.words(hashlib.sha256(question).digest() + own)
+            total += exact + discrete_gaussian(asked.size, words)
         return total
 
     def oracle(self, request: Request) -> Oracle:

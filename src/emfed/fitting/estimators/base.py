@@ -322,6 +322,7 @@ class FederatedEstimator(BaseEstimator):
             likelihood=True,
             epsilon=getattr(self, "epsilon", None),
             delta=getattr(self, "delta", 1e-6),
+            noise_seed=getattr(self, "noise_seed", None),
         )
 
     def _criterion(self) -> Any:

@@ -53,6 +53,10 @@ class FederatedGaussianMixture(MixtureMethods, DensityMixin, FederatedEstimator)
         None means that sums are exact. See docs/private-runs.md.
     delta : float
         The probability with which it may tell more.
+    noise_seed : int or None
+        With ``epsilon``: the number that the noise follows from, for simulations that must be
+        repeatable. The result then says "not private" and has no epsilon. By default noise follows
+        from a key of the operating system's, and is other noise in every fit.
     covariance_floor : float
         The smallest eigenvalue of a covariance, as a share of the columns' variances.
     missing : bool
@@ -60,7 +64,8 @@ class FederatedGaussianMixture(MixtureMethods, DensityMixin, FederatedEstimator)
     warm_start : bool
         Whether a second fit goes on from the first.
     random_state : int, random state or None
-        The seed; None is 0 for the fit, and other rows for each `sample`.
+        The seed; None is 0 for the fit, and other rows for each `sample`. The noise of a private
+        fit does not follow from it.
     device : str or None
         "cuda" puts the rows on a GPU; rows that are CUDA tensors are taken as they are.
     precision : {"double", "fast"}
@@ -121,6 +126,7 @@ class FederatedGaussianMixture(MixtureMethods, DensityMixin, FederatedEstimator)
         participation: Any = None,
         epsilon: float | None = None,
         delta: float = 1e-6,
+        noise_seed: int | None = None,
         covariance_floor: float = 1e-6,
         missing: bool = False,
         warm_start: bool = False,
@@ -142,6 +148,7 @@ class FederatedGaussianMixture(MixtureMethods, DensityMixin, FederatedEstimator)
         self.participation = participation
         self.epsilon = epsilon
         self.delta = delta
+        self.noise_seed = noise_seed
         self.covariance_floor = covariance_floor
         self.missing = missing
         self.warm_start = warm_start

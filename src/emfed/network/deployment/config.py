@@ -9,6 +9,7 @@ from typing import Any, Literal, final
 
 from emfed.core.configuration import check_keys, read_settings
 from emfed.core.errors import SettingsError, check_count, check_range
+from emfed.core.noise import SITES_DRAW
 from emfed.core.privacy import Privacy
 from emfed.fitting.settings import FitSettings
 from emfed.fitting.words import read_words
@@ -161,6 +162,9 @@ def read_config(path: str | Path) -> Config:
     ):
         raise SettingsError(f"{where}, [sites]: columns must be a list of names; got {columns!r}.")
     said = {name: table.get(name, {}) for name in ("model", "algorithm", "fit", "privacy")}
+    for name in ("fit", "privacy"):
+        if "noise_seed" in said[name]:
+            raise SettingsError(f"{where}, [{name}]: {SITES_DRAW}")
     private = read_settings(said["privacy"], f"{where}, [privacy]", PrivacySettings)
     fit = {"scores": private.epsilon is None, **said["fit"], "masks": private.masks}
     if private.epsilon is not None:
