@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import resource
 import subprocess
 import sys
@@ -18,8 +19,10 @@ from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 
 import emfed
+from emfed.artifacts.model_card import card_markdown
+from emfed.artifacts.modelfiles import SEAL
 from emfed.core.registry import MODELS, STORED
-from emfed.core.storage import load_checkpoint, save_checkpoint
+from emfed.core.storage import load_checkpoint, load_sealed, save_checkpoint, save_sealed
 from emfed.core.storage.sealed import _digest
 from tests.helpers import make_data, plain_fit
 from tests.registry import REGISTRY
@@ -346,3 +349,41 @@ def test_a_full_disk_leaves_the_old_file(whole: bytes, tmp_path: Path) -> None:
     assert "untouched" in done.stdout
     assert path.read_bytes() == whole
     assert [p.name for p in tmp_path.iterdir()] == ["m.emfed"]
+
+
+def as_of_0_1(result: emfed.Result, path: Path, simulated: bool) -> None:
+    """A model file of release 0.1, which did not say what the noise followed from."""
+    result.save(path)
+    arrays, told = load_sealed(path, SEAL)
+    for name in ("private", "noise"):
+        del told["facts"]["settings"]["privacy"][name]
+    told["facts"]["simulated"] = simulated
+    save_sealed(path, SEAL, arrays, told, "")
+
+
+def test_an_epsilon_of_0_1_that_was_made_in_one_process_is_shown_as_none(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    private = emfed.fit(emfed.ppca(1), rng.normal(size=(2000, 2)) * [1, 9], epsilon=3.0)
+    path = tmp_path / "model.emfed"
+    as_of_0_1(private, path, simulated=True)
+    why = "not private: emfed .* fitted it in one process, and drew its noise from the seed"
+    with pytest.warns(emfed.EmfedWarning, match=f"model.emfed is {why}"):
+        found = emfed.load(path)
+    found.report(tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    for told in (repr(found), json.dumps(found.card), card_markdown(found.card), page):
+        assert re.search(why, told)
+        assert "epsilon" not in told
+    found.save(path)  # which says so by itself
+    assert emfed.load(path).privacy == found.privacy
+
+
+def test_an_epsilon_of_0_1_of_a_run_between_machines_stays(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    private = emfed.fit(emfed.ppca(1), rng.normal(size=(2000, 2)) * [1, 9], epsilon=3.0)
+    as_of_0_1(private, tmp_path / "model.emfed", simulated=False)
+    found = emfed.load(tmp_path / "model.emfed").privacy
+    assert found is not None
+    assert found["private"] is True
+    assert found["noise"] == "each site's secret"
+    assert found["epsilon"] == pytest.approx(3.0)

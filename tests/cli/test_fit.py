@@ -327,6 +327,13 @@ def test_models_and_algorithms(options: Any, emfed_shell: Shell) -> None:
     assert b"What left each site" in (emfed_shell.folder / "r.html").read_bytes()
 
 
+def card_of(shell: Shell, model: str) -> str:
+    """What `emfed inspect` says of a model file, for people and for programs."""
+    code, text, err = shell("inspect", model)
+    assert code == 0, err
+    return str(text + shell("inspect", model, "--json")[1])
+
+
 def test_a_private_fit_says_what_was_spent_and_claims_nothing_else(emfed_shell: Shell) -> None:
     rng = np.random.default_rng(0)
     rows = rng.normal(rng.choice([-3.0, 3.0], (4000, 1)), 1, (4000, 2))
@@ -341,6 +348,22 @@ def test_a_private_fit_says_what_was_spent_and_claims_nothing_else(emfed_shell: 
     assert "Secure sums were on" in report
     assert "Every answer had noise, private: epsilon 2 and delta 1e-06" in report
     assert "2 components: BIC" in out
+    assert "epsilon" in card_of(emfed_shell, "model.emfed")
+    seeded = ("fit", "many.csv", "-g", "site", "-k", 2, "--epsilon", 2, "--noise-seed", 5, "--json")
+    code, out, err = emfed_shell(*seeded)
+    assert code == 0, err
+    told = json.loads(out)
+    again = json.loads(emfed_shell(*seeded)[1])
+    assert told == again
+    assert told["privacy"]["private"] is False
+    assert "epsilon" not in out + card_of(emfed_shell, "model.emfed")
+    code, out, _ = emfed_shell(*seeded[:-1])
+    assert code == 0
+    assert "not private: its noise follows from noise_seed 5" in " ".join(out.split())
+    assert "epsilon" not in out
+    code, _, err = emfed_shell("fit", "many.csv", "--noise-seed", 5)
+    assert code == 2
+    assert "leave --noise-seed out, or give an epsilon" in err
     code, _, err = emfed_shell("fit", "many.csv", "--epsilon", 2, "--start", "k-means")
     assert code == 2
     assert "epsilon and start do not go together" in err

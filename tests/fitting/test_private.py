@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+import json
 import re
 import warnings
 from collections.abc import Callable
@@ -12,6 +14,7 @@ import numpy as np
 import pytest
 
 import emfed
+from emfed.artifacts.model_card import card_markdown
 from emfed.core.errors import DataError, SettingsError
 from emfed.fitting.private import PrivateRun
 
@@ -118,3 +121,59 @@ def test_factors_of_private_moments_are_those_of_the_rows(make: Callable[..., An
     gap = emfed.fit(make(2), data).log_likelihood(data) - private.log_likelihood(data)
     assert -1e-6 < gap < 0.02
     assert private.ledger.total("up") > 0
+
+
+SEEDED = "not private: its noise follows from noise_seed 7"
+
+
+def test_noise_with_a_seed_is_repeated_and_called_not_private_everywhere(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    options: dict[str, Any] = {"epsilon": 3, "noise_seed": 7, "verbose": True}
+    one, same = (emfed.FederatedGaussianMixture(3, **options).fit(rows(3000)) for _ in range(2))
+    np.testing.assert_array_equal(one.means_, same.means_)
+    last = capsys.readouterr().err.splitlines()[-1]
+    result = one.result_
+    one.save(tmp_path / "model.emfed")
+    again = emfed.load(tmp_path / "model.emfed")
+    again.report(tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    places = {
+        "last line": last,
+        "repr": repr(result),
+        "promise": json.dumps(result.privacy),
+        "card": json.dumps(result.card),
+        "card as text": card_markdown(again.card),
+        "file": (tmp_path / "model.emfed").read_bytes().decode("latin-1"),
+        "file, read": repr(again),
+        "report": html.unescape(page),
+    }
+    for name, told in places.items():
+        assert SEEDED in told, name
+        assert "epsilon" not in told, name
+    assert result.privacy["private"] is False
+    assert "private: epsilon" not in page
+
+
+def test_a_seed_of_noise_that_has_no_noise_is_refused() -> None:
+    with pytest.raises(SettingsError, match="leave noise_seed out, or give an epsilon"):
+        emfed.fit(emfed.gaussian_mixture(2), rows(300), noise_seed=1)
+    for wrong in (-1, 2**64, 0.5, True):
+        with pytest.raises(SettingsError, match="noise_seed must be"):
+            emfed.fit(emfed.gaussian_mixture(2), rows(300), epsilon=1.0, noise_seed=wrong)
+
+
+def test_what_has_seen_rows_without_noise_is_private_no_more() -> None:
+    data = rows(3000)
+    private = emfed.fit(emfed.gaussian_mixture(3, "diag"), data, epsilon=3.0)
+    assert private.privacy["private"] is True
+    assert private.privacy["noise"] == "a key of the operating system"
+    for later, why in (
+        (private.adapt(data[:40]), "not private: it was adapted to rows without noise"),
+        (private.with_errors(data), "not private: its standard errors are those of the rows"),
+    ):
+        assert why in repr(later)
+        assert "epsilon" not in json.dumps(later.card)
+    seeded = emfed.fit(emfed.gaussian_mixture(3, "diag"), data, epsilon=3.0, noise_seed=7)
+    assert SEEDED in repr(seeded.adapt(data[:40]))
+    assert emfed.fit(emfed.gaussian_mixture(1), data).adapt(data[:40]).privacy is None

@@ -12,7 +12,7 @@ import pytest
 
 import emfed
 from emfed.artifacts.disclosure import protections
-from emfed.core.errors import ParticipationError
+from emfed.core.errors import ParticipationError, SettingsError
 from emfed.core.privacy import Privacy, mu_squared_of, step_for
 from emfed.data.workers import as_workers
 from emfed.fitting.driver import run_fit
@@ -20,6 +20,7 @@ from emfed.fitting.settings import FitSettings
 from emfed.models.bounded import Asked
 from emfed.network import LocalTransport, RemoteFederation, Site, SiteRules, StackedFederation
 from emfed.network.deployment.approval import answer_fit, check_approved, pending_fits
+from emfed.network.deployment.config import read_config
 from emfed.network.deployment.site import MEMORY
 from emfed.network.deployment.views import SiteView
 from emfed.network.masking import SiteIdentity
@@ -58,6 +59,8 @@ def test_a_private_run_ends_near_the_pooled_fit_and_charges_its_budget_once(tmp_
     assert result.log_likelihood(rows) > pooled - 0.05
     assert result.privacy is not None
     assert result.privacy["epsilon"] == pytest.approx(1.0)
+    assert result.privacy["private"] is True
+    assert result.privacy["noise"] == "each site's secret"
     assert "epsilon 1" in result.outcome
     for name in data:
         total, used = Allowance(tmp_path / name).read()
@@ -308,6 +311,18 @@ def test_a_yes_to_a_private_fit_is_no_yes_to_the_same_fit_without_noise(tmp_path
         emfed.fit(MODEL, plain)
     (other,) = pending_fits(tmp_path)
     assert "without noise, not private" in other["words"]
+
+
+def test_between_machines_a_seed_of_noise_is_refused(tmp_path: Path) -> None:
+    sites = masked_sites(tables(300), tmp_path)
+    with pytest.raises(SettingsError, match="every site draws its noise from a secret of its own"):
+        run(sites, noise_seed=1)
+    assert spent(tmp_path) == 0.0
+    said = '[model]\nkind = "gaussian-mixture"\nn_components = 2\n'
+    for table in ("privacy", "fit"):
+        (tmp_path / "run.toml").write_text(f"{said}[{table}]\nnoise_seed = 1\n")
+        with pytest.raises(SettingsError, match=rf"\[{table}\]: noise_seed is for fits in one"):
+            read_config(tmp_path / "run.toml")
 
 
 def test_the_owners_page_tells_the_epsilon_that_was_given_away(tmp_path: Path) -> None:
