@@ -28,8 +28,8 @@ class NoiseKey:
     """The key of one fit's noise: the operating system drew it, and it is in no file or message.
 
     With a ``seed`` it follows from that number instead: then noise can be repeated, and taken off
-    by everybody who knows the number. A copy or a pickle holds no key of the operating system's,
-    but draws another.
+    by everybody who knows the number. A copy, in a file too, holds no key of the operating
+    system's, but draws another.
 
     Noise is a pseudo-random function of the key and of all that an answer depends on. So an answer
     that is given again has the same noise, which tells nothing new, and any other answer has other
