@@ -125,9 +125,11 @@ def test_the_noise_of_release_0_1_was_taken_off(
 @pytest.mark.parametrize("sites", [1, 3])
 def test_nobody_takes_off_noise_that_the_operating_system_drew(sites: int, tmp_path: Path) -> None:
     rows = table()
-    for attempt in range(2):
-        loot = Loot.of(rows, tmp_path, str(attempt), sites)
-        assert all(abs(found - len(rows)) > 0.01 for found in guesses(loot))
+    missed = [
+        [abs(found - len(rows)) > 0.01 for found in guesses(Loot.of(rows, tmp_path, name, sites))]
+        for name in "ab"
+    ]
+    assert np.any(missed, axis=0).all()  # by chance a guess is right once in 2,000 times
 
 
 def test_the_same_fit_twice_is_two_answers_whatever_its_seed(tmp_path: Path) -> None:
