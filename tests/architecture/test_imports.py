@@ -95,6 +95,7 @@ STANDARD = {
         "types",
         "weakref",
     ),
+    *("heapq", "hmac", "sqlite3"),
     *("ctypes", "inspect", "ipaddress", "mmap", "secrets", "shlex", "shutil", "subprocess"),
 }
 PROBES = ("hasattr", "getattr")
@@ -204,6 +205,25 @@ def test_no_pickle_no_global_randomness_no_print() -> None:
         shown = [n.lineno for n in calls if getattr(n.func, "id", "") == "print"]
         prints = path.name == "__main__.py" if path in PAPER else room(dotted(path)) == "cli"
         assert not shown or prints, f"{path} prints at lines {shown}"
+
+
+def test_a_relay_has_no_model_code() -> None:
+    """It adds and hands out: nothing that it imports knows what is fitted."""
+    seen, waiting = set(), ["network/exchange/relay.py"]
+    while waiting:
+        path = SOURCE / waiting.pop()
+        for name in imported(path):
+            if name.startswith("emfed."):
+                asked = name.removeprefix("emfed.").replace(".", "/")
+                found = next(
+                    (f for f in (f"{asked}.py", f"{asked}/__init__.py") if (SOURCE / f).exists()),
+                    None,
+                )
+                if found is not None and found not in seen:
+                    seen.add(found)
+                    waiting.append(found)
+    rooms = {room(name.replace("/", ".").removesuffix(".py")) for name in seen}
+    assert rooms <= {"core", "aggregation", "network"}
 
 
 def test_ray_is_imported_in_one_file() -> None:

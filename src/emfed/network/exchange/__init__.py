@@ -1,0 +1,6 @@
+"""Everyone follows the fit: the exchange of sums between machines (docs/decisions/002 and 004).
+
+Members and the relay are state machines without I/O: bytes in, bytes out, time as an argument.
+`statements` has the wire format, `transcript` the table of all transitions, `adding` the integers,
+`member` and `relay` the two roles, `records` what is on disk, `virtual` a network in memory.
+"""
