@@ -41,7 +41,7 @@ from benchmarks.files import bench_files
 from benchmarks.flower import bench_flower
 from benchmarks.gpu import bench_gpu
 from benchmarks.hostile import bench_hostile
-from benchmarks.house import bench_house, wordy, write_table
+from benchmarks.house import GOALS, bench_house, places, write_table
 from benchmarks.imputation import Kept, bench_imputation, bench_index, goals
 from benchmarks.judging import bench_coverage, bench_exchanges, bench_mistakes
 from benchmarks.ledger import bench_ledger, bench_mnist, bench_pays
@@ -340,13 +340,12 @@ def models(console: Console) -> dict[str, Any]:
 
 
 def house(console: Console) -> dict[str, Any]:
-    """The package in figures, into CONTRIBUTING.md; what they are about is listed."""
+    """The source in figures, into CONTRIBUTING.md; what they are about is listed."""
     found = bench_house()
-    first, now = found.values()
-    lines = [(name, value, now[name]) for name, value in first.items()]
-    show(console, "The house", ("what", *found), lines)
+    lines = [(name, value, GOALS[name]) for name, value in found.items()]
+    show(console, "The house", ("what", "now", "goal"), lines)
     write_table(found)
-    for line in wordy(Path(emfed.__file__).parent):
+    for line in places():
         console.print(line, highlight=False)
     return found
 
