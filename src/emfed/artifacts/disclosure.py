@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from emfed.artifacts.page import Section, Table
-from emfed.artifacts.result import Result
 from emfed.core.ledger import KINDS
 from emfed.core.protocols import plural
+
+if TYPE_CHECKING:
+    from emfed.artifacts.result import Result
 
 FEW_ROWS = 10
 """Below this, an average says much of each row that went into it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,7 +13,6 @@ from emfed.artifacts.disclosure import disclosure, least_rows, n_parts
 from emfed.artifacts.figures import Figure, Panel, Series, drawn
 from emfed.artifacts.model_card import in_words, size
 from emfed.artifacts.page import Highlight, Page, Section, Table, render_page
-from emfed.artifacts.result import Result, ending
 from emfed.core.errors import SettingsError
 from emfed.core.protocols import BoolArray, FloatArray, IntArray, ModelWords, plural
 from emfed.core.storage import write_atomic
@@ -23,6 +22,9 @@ from emfed.models.component_summaries import (
     principal_plane,
     width_of,
 )
+
+if TYPE_CHECKING:
+    from emfed.artifacts.result import Result
 
 MOST_ROWS = 400
 """Rows of a table on the page."""
@@ -191,7 +193,7 @@ def _source(result: Result) -> str:
 def _ending(result: Result) -> str:
     if result.converged:
         return "The fit converged."
-    return f"The fit did not converge: {ending(result.stopped)}."
+    return f"The fit did not converge: {result.ending}."
 
 
 GLOSSARY = {

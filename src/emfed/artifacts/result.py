@@ -9,7 +9,7 @@ from typing import Any, final
 
 import numpy as np
 
-from emfed.artifacts import errors
+from emfed.artifacts import errors, fits
 from emfed.artifacts.model_card import Facts, make_card, size, worker_table
 from emfed.artifacts.modelfiles import read_model, write_model
 from emfed.artifacts.promises import broken
@@ -48,7 +48,7 @@ ENDINGS = {
 
 
 def ending(stopped: str) -> str:
-    """Why a run ended, in words; `Result.stopped` is short, for programs."""
+    """Why a run ended, in words, as `Result.stopped` names it."""
     return ENDINGS.get(stopped, f"it met its limit on {stopped}")
 
 
@@ -129,9 +129,14 @@ class Result:
         return f"<Result: {self.outcome}>"
 
     @property
+    def ending(self) -> str:
+        """Why the run ended, in words; ``stopped`` is short, for programs."""
+        return ending(self.stopped)
+
+    @property
     def outcome(self) -> str:
         """How the fit ended, in a line: rounds, bytes, and beside them the size of the rows."""
-        ended = "converged" if self.converged else f"not converged ({ending(self.stopped)})"
+        ended = "converged" if self.converged else f"not converged ({self.ending})"
         raw = self.raw_bytes
         beside = "" if raw is None else f" (the rows themselves are {size(raw)})"
         up, down = size(self.bytes_up), size(self.bytes_down)
@@ -230,9 +235,7 @@ class Result:
         title : str, optional
             The title of the page.
         """
-        from emfed.artifacts.fits import write_report
-
-        write_report(self, path, title)
+        fits.write_report(self, path, title)
 
     def plot(self, what: str | None = None) -> Any:
         """Draw a matplotlib figure of the fit.
@@ -249,9 +252,7 @@ class Result:
         matplotlib.figure.Figure
             The figure.
         """
-        from emfed.artifacts.fits import plot
-
-        return plot(self, what)
+        return fits.plot(self, what)
 
     def adapt(self, data: Any, worth: float = 50.0) -> Result:
         """Fit this model to the rows of one worker, who alone needs it; nothing is sent.

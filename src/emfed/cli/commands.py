@@ -12,6 +12,7 @@ import typer
 from emfed.cli.help import (
     EXIT_INTERRUPTED,
     EXIT_UNCONVERGED,
+    NAMES,
     OUTPUT,
     RUN,
     Command,
@@ -30,13 +31,6 @@ PANEL = "Fit and use models"
 DATA, MODEL, ALGORITHM, LIMITS = "Data", "Model", "Algorithm", "Limits (the first one met)"
 ModelFile = Annotated[str, typer.Argument(metavar="MODEL", help="A model file.")]
 Title = Annotated[str | None, option("Report title.", OUTPUT, "TEXT")]
-NAMES = {
-    "covariance_type": ("full", "diag", "spherical", "tied"),
-    "algorithm": ("auto", "em", "FedEM", "VR-FedEM"),
-    "weights": ("samples", "uniform"),
-    "start": ("auto", "merge", "k-means", "moments"),
-}
-"""Options that are one of a few words."""
 
 
 def _complete(option: str) -> Any:

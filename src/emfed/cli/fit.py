@@ -15,14 +15,14 @@ import numpy as np
 from emfed.artifacts.fits import served
 from emfed.artifacts.model_card import size
 from emfed.artifacts.result import Result, ending
-from emfed.cli.commands import NAMES
-from emfed.cli.help import Options, spoken
+from emfed.cli.help import NAMES, Options, spoken
 from emfed.cli.intake import Intake, read_workers
 from emfed.cli.tables import PIPE, check_output
 from emfed.core.configuration import nearest
 from emfed.core.errors import SettingsError
 from emfed.core.protocols import ModelWords, plural
-from emfed.data.placing import check_precision, to_device
+from emfed.data.placing import check_precision
+from emfed.data.workers import to_device
 from emfed.fitting.driver import Watch, threads_of
 from emfed.fitting.driver import run_fit as drive
 from emfed.fitting.progress import progress

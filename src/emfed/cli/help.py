@@ -54,6 +54,13 @@ def group(words: str, *lines: str) -> typer.Typer:
     )
 
 
+NAMES = {
+    "covariance_type": ("full", "diag", "spherical", "tied"),
+    "algorithm": ("auto", "em", "FedEM", "VR-FedEM"),
+    "weights": ("samples", "uniform"),
+    "start": ("auto", "merge", "k-means", "moments"),
+}
+"""Options that are one of a few words."""
 OUTPUT, RUN = "Output", "Run"
 Json = Annotated[bool, switch("--json", "Print the summary as JSON.", OUTPUT)]
 Quiet = Annotated[bool, switch("--quiet -q", "Print nothing.", OUTPUT)]

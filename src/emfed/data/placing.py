@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from typing import Any, final
 
@@ -10,12 +9,9 @@ import numpy as np
 
 from emfed.core.errors import SettingsError
 from emfed.core.protocols import IntArray
-from emfed.data.reading import read_table
-from emfed.data.sources import Source, Stream
-from emfed.data.tables import Workers, WorkerTables
-from emfed.data.workers import WorkerData
-from emfed.models.devices import Precision, is_here
-from emfed.models.devices.placing import check_device, expect, fits, place, place_blocks, stream
+from emfed.data.sources import Source
+from emfed.models.devices import Precision
+from emfed.models.devices.placing import check_device, expect, place, stream
 
 
 @final
@@ -65,42 +61,8 @@ def check_precision(device: Any, precision: Precision) -> Any:
     return None
 
 
-def to_device(found: Workers, device: Any, precision: Precision = "double") -> Workers:
-    """The same workers with their rows on the device; None leaves them where they are."""
-    where = check_precision(device, precision)
-    if where is None or where.type == "cpu":
-        return found
-    if isinstance(found, WorkerData):
-        if fits(_bytes(found.rows), where):
-            return dataclasses.replace(
-                found, rows=place(found.rows, where), precision=precision, memo={}
-            )
-        cuts = zip(found.offsets[:-1].tolist(), found.offsets[1:].tolist(), strict=True)
-        tables: list[Any] = [found.rows[a:b] for a, b in cuts]
-    elif isinstance(found, WorkerTables):
-        tables = list(found.tables)
-    else:
-        raise SettingsError(f"device={device!r}: {type(found).__name__} keeps its rows elsewhere.")
-    stay = fits(sum(_bytes(t) for t in tables if not isinstance(t, Stream)), where)
-    placed: list[Any] = []
-    for table in tables:
-        if isinstance(table, Stream):
-            placed.append(_drawn(table, where))
-        elif not stay and (isinstance(table, Source) or not is_here(table)):
-            placed.append(Streamed(table, where))
-        elif isinstance(table, Source):  # block by block: it may fit the card and not the host
-            placed.append(place_blocks(Streamed(table, where).blocks(), table.shape, where))
-        else:
-            placed.append(place(table, where))
-    return WorkerTables(placed, found.names, found.columns, found.row_weights, precision)
-
-
-def _drawn(table: Stream, where: Any) -> Stream:
-    """A stream whose rows are put on the device as they are drawn."""
-    return Stream(lambda round_: place(read_table(table.rows(round_), "a stream")[0], where))
-
-
-def _bytes(table: Any) -> int:
+def n_bytes(table: Any) -> int:
+    """Bytes of a table's numbers."""
     return int(np.prod(table.shape)) * _size(table)
 
 

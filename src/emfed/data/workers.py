@@ -11,9 +11,10 @@ from typing import Any, final
 import numpy as np
 from array_api_compat import array_namespace, is_numpy_array
 
-from emfed.core.errors import DataError
+from emfed.core.errors import DataError, SettingsError
 from emfed.core.protocols import FloatArray, IntArray
 from emfed.data.files import parquet_labels, parquet_workers
+from emfed.data.placing import Streamed, check_precision, n_bytes
 from emfed.data.reading import check_kind, match_columns, read_table
 from emfed.data.sources import (
     LazyRows,
@@ -26,7 +27,7 @@ from emfed.data.sources import (
 from emfed.data.tables import Piece, Workers, WorkerTables, gather
 from emfed.data.weights import check_row_weights, group_order
 from emfed.models.devices import Precision, Ragged, is_here
-from emfed.models.devices.placing import place
+from emfed.models.devices.placing import fits, place, place_blocks
 
 LARGE = 4096
 """A worker with this many rows gains nothing from company."""
@@ -413,12 +414,45 @@ def as_workers(
     >>> emfed.data.as_workers(rows, groups=["a", "b", "a", "a", "b"]).counts
     array([3, 2])
     """
-    from emfed.data.placing import to_device
-
     found = _workers(data, groups)
     if sample_weight is not None:
         found = weigh(found, row_weights(found, data, groups, sample_weight))
     return to_device(found, device, precision)
+
+
+def to_device(found: Workers, device: Any, precision: Precision = "double") -> Workers:
+    """The same workers with their rows on the device; None leaves them where they are."""
+    where = check_precision(device, precision)
+    if where is None or where.type == "cpu":
+        return found
+    if isinstance(found, WorkerData):
+        if fits(n_bytes(found.rows), where):
+            return dataclasses.replace(
+                found, rows=place(found.rows, where), precision=precision, memo={}
+            )
+        cuts = zip(found.offsets[:-1].tolist(), found.offsets[1:].tolist(), strict=True)
+        tables: list[Any] = [found.rows[a:b] for a, b in cuts]
+    elif isinstance(found, WorkerTables):
+        tables = list(found.tables)
+    else:
+        raise SettingsError(f"device={device!r}: {type(found).__name__} keeps its rows elsewhere.")
+    stay = fits(sum(n_bytes(t) for t in tables if not isinstance(t, Stream)), where)
+    placed: list[Any] = []
+    for table in tables:
+        if isinstance(table, Stream):
+            placed.append(_drawn(table, where))
+        elif not stay and (isinstance(table, Source) or not is_here(table)):
+            placed.append(Streamed(table, where))
+        elif isinstance(table, Source):  # block by block: it may fit the card and not the host
+            placed.append(place_blocks(Streamed(table, where).blocks(), table.shape, where))
+        else:
+            placed.append(place(table, where))
+    return WorkerTables(placed, found.names, found.columns, found.row_weights, precision)
+
+
+def _drawn(table: Stream, where: Any) -> Stream:
+    """A stream whose rows are put on the device as they are drawn."""
+    return Stream(lambda round_: place(read_table(table.rows(round_), "a stream")[0], where))
 
 
 def _workers(data: Any, groups: Any | None) -> Workers:

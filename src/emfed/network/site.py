@@ -80,7 +80,7 @@ from emfed.core.wire import (
     seal_refusal,
 )
 from emfed.data import Workers, as_workers, with_columns
-from emfed.data.placing import to_device
+from emfed.data.workers import to_device
 from emfed.models import build_model
 from emfed.models.binding import (
     Bound,

@@ -78,7 +78,7 @@ def test_answers_stream_where_rows_do_not_fit(fit: bool, monkeypatch: pytest.Mon
 def test_a_fit_streams_where_rows_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     X = rows()
     want = FederatedGaussianMixture(3, covariance_type="tied", random_state=1).fit(X).score(X)
-    monkeypatch.setattr("emfed.data.placing.fits", lambda size, device: False)
+    monkeypatch.setattr("emfed.data.workers.fits", lambda size, device: False)
     monkeypatch.setattr("emfed.models.devices.placing.STREAM_BYTES", 10_000)
     mixture = FederatedGaussianMixture(3, covariance_type="tied", random_state=1, device="cuda")
     assert mixture.fit(X).score(X) == pytest.approx(want, rel=1e-8)

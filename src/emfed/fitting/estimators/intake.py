@@ -13,7 +13,7 @@ from sklearn.utils.validation import check_array, validate_data
 
 from emfed.core.errors import DataError
 from emfed.core.protocols import FloatArray
-from emfed.data.placing import Streamed, to_device
+from emfed.data.placing import Streamed
 from emfed.data.reading import (
     ENCODE,
     Categories,
@@ -28,7 +28,7 @@ from emfed.data.reading import (
 )
 from emfed.data.sources import ParquetRows, Source, chunks
 from emfed.data.tables import Workers
-from emfed.data.workers import WorkerData, as_workers, open_table, with_columns
+from emfed.data.workers import WorkerData, as_workers, open_table, to_device, with_columns
 from emfed.models.devices import is_here
 from emfed.models.devices.placing import check_device, fits, place, stream
 from emfed.models.mixture import to_numpy
