@@ -8,7 +8,7 @@ GPU_PYTHON ?= python3
 # One more than there are cores: some tests wait for processes and for time.
 WORKERS ?= $(shell $(PYTHON) -c 'import os; print(1 + (os.cpu_count() or 1))')
 
-.PHONY: help setup demo reproduce test long lint types check wheel docs docs-quick release lowest bench chaos fuzz faults parity gpu gpu-interpreted platforms clean
+.PHONY: help setup demo reproduce test long lint types check wheel site-wheel docs docs-quick release lowest bench chaos fuzz faults parity gpu gpu-interpreted platforms clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 18
@@ -54,6 +54,9 @@ wheel: setup ## Build the wheel and try it in an empty environment
 	build/wheel-venv/bin/python -m pip install --quiet dist/*.whl
 	cd build && wheel-venv/bin/emfed demo --epochs 5 --out wheel-demo --json
 	cd build && wheel-venv/bin/emfed plan --json > /dev/null
+
+site-wheel: setup ## Build emfed-site, the wheel for sites that only join
+	$(BIN)/python -m build --wheel --outdir dist packaging/site > /dev/null
 
 check: lint types test wheel ## Everything CI runs
 

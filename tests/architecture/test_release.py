@@ -55,6 +55,16 @@ def test_nobody_is_told_to_install_from_an_index_what_is_not_there() -> None:
     assert wrong == []
 
 
+def test_a_site_installs_what_emfed_needs_without_drawing_and_estimators() -> None:
+    site = tomllib.loads((ROOT / "packaging/site/pyproject.toml").read_text(encoding="utf-8"))
+    left_out = {"matplotlib", "jinja2", "scikit-learn"}
+    all_of_it = {re.split(r"[<>=]", one)[0]: one for one in PROJECT["dependencies"]}
+    kept = {one for name, one in all_of_it.items() if name not in left_out}
+    assert set(site["project"]["dependencies"]) == kept
+    for key in ("requires-python", "license", "scripts"):
+        assert site["project"][key] == PROJECT[key]
+
+
 def test_only_what_breaks_has_an_upper_bound() -> None:
     extras = [one for each in PROJECT["optional-dependencies"].values() for one in each]
     bounded = {

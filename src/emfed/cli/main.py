@@ -98,6 +98,8 @@ OneThread = Annotated[int, option("Threads of the linear algebra.", min=1)]
 PAPER, WITH_MODEL = "The theory and the paper", "With a fitted model"
 RECORDS, EBIRD, HOW = "Records of sites and times", "Records of eBird", "How the table is filled"
 INDEX = "Index, trend and bounds"
+LEFT_OUT = ("jinja2", "matplotlib", "sklearn")
+"""What emfed-site does not install (docs/decisions/009)."""
 REPRODUCE = (
     "the paper's experiments are no longer installed: run them from a clone of the repository by "
     "`python -m paper NAME...` (docs/experiments.md)."
@@ -436,6 +438,10 @@ def main(arguments: list[str] | None = None) -> None:
     except OSError as error:
         where = f": {error.filename}" if error.filename else ""
         _fail(f"{error.strerror or error}{where}", EXIT_ERROR)
+    except ModuleNotFoundError as error:
+        if error.name not in LEFT_OUT:
+            raise
+        _fail(f"this needs {error.name}: install emfed in place of emfed-site.", EXIT_ERROR)
     except (KeyboardInterrupt, typer.Abort):
         _fail("interrupted", EXIT_INTERRUPTED)
     sys.exit(code if isinstance(code, int) else EXIT_OK)
