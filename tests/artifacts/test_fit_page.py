@@ -69,8 +69,12 @@ def test_the_page_says_what_happened(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("rows", "words", "others"),
     [
-        (90, "is 90 (site site 0).", "What did not leave a site: "),
-        (7, "is 7 (site small). That is few enough to say much", "What did not leave a site: "),
+        (90, "is 90 (site site 0).", "What no message holds of a site: "),
+        (
+            7,
+            "is 7 (site small). That is few enough to say much",
+            "What no message holds of a site: ",
+        ),
         (2, "is 2 (site small). Averages over so few are the rows", "with more rows than two: "),
         (1, "is 1 (site small). Averages over so few are the rows", "with more rows than two: "),
     ],

@@ -127,12 +127,21 @@ def protections(result: Result) -> str:
     if masked(result):
         return (
             "Secure sums were on: what left a site was masked, and a server that follows the "
-            "protocol learned sums over all sites that took part. Masks do not stop a server that "
-            f"lies: it can read rows of a site that it names. {noise}"
+            f"protocol learned sums over all sites that took part. {noise} {_lying(result)}"
         )
     return (
-        "Secure sums were off: the server sees the messages of each site one by one, and a server "
-        f"that lies can work out rows. {noise}"
+        "Secure sums were off: the server sees the messages of each site one by one. "
+        f"{noise} {_lying(result)}"
+    )
+
+
+def _lying(result: Result) -> str:
+    """What a server that does not follow the protocol can do."""
+    if result.privacy is None:
+        return "A server that lies can read rows of a site that it names, masked or not."
+    return (
+        "The noise holds against a server that lies only at sites whose rules have a "
+        "largest_epsilon: others answer it in a run without noise, too."
     )
 
 
@@ -222,9 +231,9 @@ def _did_not(result: Result) -> list[str]:
     whose = " with more rows than two" if fewest is not None and fewest <= TELLING_ROWS else ""
     lines = [
         _of_model(
-            f"What did not leave a site{whose}: single rows or cells, row names, which row belongs "
-            "to which component, the smallest or largest value of a column, files, and any key to "
-            "them.",
+            f"What no message holds of a site{whose}: single rows or cells, row names, which row "
+            "belongs to which component, the smallest or largest value of a column, files, and any "
+            "key to them.",
             result,
         ),
         protections(result)
