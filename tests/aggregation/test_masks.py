@@ -77,10 +77,10 @@ def test_counts_and_zeros_are_exact_where_a_fit_foresees_nothing() -> None:
     values[:, 1], values[:25, 2], values[25:, 2], values[0, 3] = 3.0, 7.25, -7.25, 2.0**42
     found = EVERYONE.sum(values, Lattice.of(None, 4))
     np.testing.assert_array_equal(found, [0.0, 150.0, 0.0, 2.0**42])
-    values[0, 3] = 2.0**43
+    values[0, 3] = 2.0**43 + 1
     assert EVERYONE.sum(values, Lattice.of(None, 4)) is None
     found = EVERYONE.sum(values, Lattice.of(None, 4, attempt=1))
-    np.testing.assert_array_equal(found, [0.0, 150.0, 0.0, 2.0**43])
+    np.testing.assert_array_equal(found, [0.0, 150.0, 0.0, 2.0**43 + 1])
 
 
 def test_the_analyst_reads_what_sites_read_and_cannot_check() -> None:
@@ -252,6 +252,9 @@ def test_masks_of_all_sites_add_up_to_nothing() -> None:
         assert tag is not None
         assert (sum(each.blind for each in made) - tag.pad) % MODULUS == 0
         assert [each.pads for each in made] == [True] + 49 * [False]
+        # Sites know k, so it is the pair pads that hide a site's tag from all others.
+        blinds = np.array([each.blind for each in made], np.float64)
+        assert stats.kstest(blinds / MODULUS, "uniform").pvalue > 1e-6
 
 
 # Keys.

@@ -139,16 +139,20 @@ class RunKey:
     def __init__(self, private: X25519PrivateKey | None = None) -> None:
         self._private = private or X25519PrivateKey.generate()
         self.public = self._private.public_key().public_bytes_raw()
+        self._pairs: dict[bytes, bytes] = {}
 
     def pair(self, public: bytes) -> bytes:
         """The secret that this process shares with the one of another public key."""
+        if public in self._pairs:
+            return self._pairs[public]
         if public == self.public:
             raise WireError("another member shows this process's own run key.")
         try:
             shared = self._private.exchange(X25519PublicKey.from_public_bytes(public))
         except ValueError as error:
             raise WireError("a member's run key is no point of X25519 that can be used.") from error
-        return _derive(shared, b"".join(sorted([self.public, public])), b"pair")
+        self._pairs[public] = _derive(shared, b"".join(sorted([self.public, public])), b"pair")
+        return self._pairs[public]
 
 
 def seal(pair: bytes, message: bytes, about: bytes) -> bytes:
