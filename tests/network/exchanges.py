@@ -107,12 +107,13 @@ class Federation:
     tables: Mapping[str, FloatArray] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
     consents: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    relay: type[Relay] = Relay
     late: tuple[str, ...] = ()
     """Sites that are in the settings and do not start with the others."""
 
     def __post_init__(self) -> None:
         self.names = NAMES[: self.sites]
-        keys = {
+        self.keys = keys = {
             n: IdentityKey(n, hashlib.sha256(n.encode()).digest()) for n in (*self.names, READER)
         }
         self.roster = KnownKeys({name: key.public for name, key in keys.items()})
@@ -150,7 +151,7 @@ class Federation:
 
         everyone = {name: member(name) for name in (*self.names, READER)}
         self.network = VirtualNetwork(
-            lambda disk, now: Relay(self.roster, disk, now), everyone, self.fate
+            lambda disk, now: self.relay(self.roster, disk, now), everyone, self.fate
         )
 
     def watch(self, member: Follower) -> None:

@@ -22,8 +22,9 @@ An analyst has no part and cannot check tags. It takes a sum when what follows s
 took it.
 
 Where the relay's list goes on otherwise than a member's, the member drops the end of its own as far
-as that holds one sum at most, and nothing that it confirmed: the relay lost some entries, or showed
-a sum to this member alone. Any other difference ends it: the relay showed it another list before.
+as that holds no sum, or once in its life one, and nothing that it confirmed: the relay lost some
+entries, or showed a sum to this member alone. Any other difference ends it: the relay showed it
+another list before.
 """
 
 from __future__ import annotations
@@ -250,6 +251,9 @@ class Follower:
         self._clashing: float | None = None
         self._back = 0
         """How many of its last entries this member leaves out when it asks, to find a clash."""
+        self._dropped = 0
+        """How many sums this process has dropped: one at most, or a relay could have any number of
+        sums about one place."""
         self._said: dict[bytes, float] = {}
         self._spoke = -AGAIN
         self._states = store.states()
@@ -364,10 +368,7 @@ class Follower:
                 if place < len(about):
                     if Entry.decode(data).after(about.heads[place]) == about.heads[place + 1]:
                         continue
-                    if not self._may_drop(place):
-                        return self._clash(now)
-                    logger.warning("%s drops %d entries", self.name, len(about) - place)
-                    self._rewind(about.entries[:place])
+                    self._drop(place, data)
                 self._append(data)
             except WireError as error:
                 logger.warning("%s: the relay handed out: %s", self.name, error)
@@ -376,10 +377,18 @@ class Follower:
         self._clashing, self._back = None, 0
         return []
 
-    def _may_drop(self, place: int) -> bool:
-        """Whether this member may forget the entries from a place on."""
-        kinds = [Entry.decode(data).kind for data in self.transcript.entries[place:]]
-        return kinds.count(StatementKind.SUM) <= 1 and place >= self._store.confirmed()
+    def _drop(self, place: int, data: bytes) -> None:
+        """Forget the entries from a place on, where this one may stand there instead."""
+        entries = self.transcript.entries
+        sums = [Entry.decode(each).kind for each in entries[place:]].count(StatementKind.SUM)
+        if sums > 1 - self._dropped or place < self._store.confirmed():
+            raise WireError("more is to be dropped than a relay can have lost.")
+        tried = Transcript(self._roster)
+        for each in (*entries[:place], data):
+            tried.append(each)
+        logger.warning("%s drops %d entries", self.name, len(entries) - place)
+        self._dropped += sums
+        self._rewind(entries[:place])
 
     def _clash(self, now: float) -> list[bytes]:
         """Ask for more and more of the relay's list, or end where it goes on clashing."""
@@ -398,7 +407,7 @@ class Follower:
     def _rewind(self, entries: Sequence[bytes]) -> None:
         """Begin again with these entries; the fit is replayed."""
         self.transcript, self._followed = Transcript(self._roster), None
-        self._greeted, self._keys = False, None
+        self._greeted, self._keys, self._back = False, None, 0
         for data in entries:
             self._append(data)
 
@@ -680,7 +689,7 @@ class Follower:
             self._numbered = None
         if self._orders:
             self._numbered = last + 1
-            yield SignedOrder(self._numbered, *self._orders[0]), b""
+            yield SignedOrder(self.transcript.settings, self._numbered, *self._orders[0]), b""
 
     def _once(
         self, exchange: int, attempt: int, make: Callable[[], tuple[Body, bytes]]

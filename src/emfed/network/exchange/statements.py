@@ -21,7 +21,7 @@ PART       hash head, u32 exchange, u8 attempt, 8 state, hash part      a site, 
 NOSUM      hash head, u32 exchange, u8 attempt                          a site whose sum's tag fails
 CHANGE     hash head, u32 exchange, names leaving, names coming         those who stay
 CONFIRM    hash head, u32 exchange, hash result                         a site whose fit returned
-ORDER      u32 number, text word, text argument                         an analyst; "leave": a site
+ORDER      hash settings, u32 number, text word, text argument          an analyst; "leave": a site
 FAULT      hash head, text words                                        a member that cannot go on
 ========== ============================================================ ===========================
 
@@ -295,6 +295,7 @@ class SignedOrder(Packed):
     """What an analyst wants to happen at this place."""
 
     KIND: ClassVar = StatementKind.ORDER
+    settings: Hash
     number: Count
     word: Text
     argument: Text
@@ -498,6 +499,9 @@ class Agreement:
         Seconds that others wait for a site that is away.
     newcomers : bool
         Whether sites may come after the beginning.
+    run : str
+        A name that no other run has, of the analyst's choice: what is signed for one fit is
+        nothing in another one of equal settings.
     program : mapping
         What is fitted, in words: opaque here.
     """
@@ -507,6 +511,7 @@ class Agreement:
     masked: bool = True
     wait: float = 180.0
     newcomers: bool = True
+    run: str = ""
     program: Mapping[str, Any] | None = None
 
     def document(self) -> Document:
@@ -518,6 +523,7 @@ class Agreement:
             "masked": self.masked,
             "wait": self.wait,
             "newcomers": self.newcomers,
+            "run": self.run,
             "program": self.program,
         }
         text = json.dumps(about, sort_keys=True, separators=(",", ":"), allow_nan=False)

@@ -311,6 +311,8 @@ class Transcript:
         author, body = self._one(entry)
         assert isinstance(body, SignedOrder)
         itself = body.word == "leave" and body.argument == author in self.agreement.sites
+        if body.settings != self.settings:
+            raise WireError(f"an order of {author} in another fit.")
         if body.word not in ORDERS or not (itself or author in self.agreement.analysts):
             raise WireError(f"an order {body.word!r} that {author} cannot give.")
         if body.number <= self.numbers.get(author, -1):
@@ -394,6 +396,6 @@ class Transcript:
     def _fault(self, entry: Entry) -> None:
         author, body = self._one(entry)
         assert isinstance(body, Fault)
-        if author not in self.hellos:
+        if author not in self.hellos or body.head not in self.heads:
             raise WireError(f"{author} takes no part in this fit.")
         self.stage, self.words = Stage.ENDED, f"{author}: {body.words}"

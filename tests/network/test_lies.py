@@ -1,0 +1,330 @@
+"""A relay that lies: whatever it does, no mask covers two messages, and no two models are final."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from emfed.core.errors import WireError
+from emfed.network.exchange.member import Follower
+from emfed.network.exchange.records import MemoryRecords
+from emfed.network.exchange.relay import Relay
+from emfed.network.exchange.statements import (
+    Added,
+    Agreement,
+    Entry,
+    HandOut,
+    Post,
+    Statement,
+    StatementKind,
+)
+from emfed.network.exchange.virtual import RELAY
+from tests.network.exchanges import NAMES, READER, Federation, Toy
+
+Lie = Callable[[str, HandOut], Iterable[HandOut]]
+
+
+def lied_to(lie: Lie, **options: Any) -> Federation:
+    """A federation whose relay's hand-outs pass through a lie."""
+
+    def fate(sender: str, receiver: str, data: bytes) -> list[tuple[float, bytes]]:
+        if sender != RELAY:
+            return [(0.01, data)]
+        return [(0.01, out.encode()) for out in lie(receiver, HandOut.decode(data))]
+
+    return Federation(fate=fate, **options)
+
+
+def with_sums(out: HandOut, change: Callable[[Added], Added]) -> HandOut:
+    """The hand-out with other sums."""
+    entries = []
+    for data in out.entries:
+        entry = Entry.decode(data)
+        entries.append(
+            Entry.sum(change(Added.decode(entry.added))).encode() if entry.added else data
+        )
+    return replace(out, entries=tuple(entries))
+
+
+def forged(added: Added) -> Added:
+    """The last number is another one."""
+    return replace(added, part=added.part[:-1] + bytes([added.part[-1] ^ 1]))
+
+
+def asked_honestly(federation: Federation) -> None:
+    """What sites made parts of is what the fit asks for, and nothing else."""
+    honest = Federation(federation.sites, federation.masked, federation.program)
+    honest.run()
+    for name in federation.names:
+        assert set(federation.made[name]) <= set(honest.made[name])
+
+
+class Forger(Relay):
+    """Adds something to every sum."""
+
+    def _added(self) -> Entry:
+        entry = super()._added()
+        return Entry.sum(forged(Added.decode(entry.added)))
+
+
+class Repeater(Relay):
+    """Gives the first sum again."""
+
+    def _added(self) -> Entry:
+        added = Added.decode(super()._added().added)
+        first = next((e for e in map(Entry.decode, self.transcript.entries) if e.added), None)
+        part = added.part if first is None else Added.decode(first.added).part
+        return Entry.sum(replace(added, part=part))
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_sums_that_are_forged_for_all_end_the_fit(masked: bool) -> None:
+    federation = Federation(masked=masked, relay=Forger)
+    federation.run(600)
+    for name in federation.names:
+        assert "forged" in federation.ends[name].words
+    assert {exchange for made in federation.made.values() for exchange, _ in made} == {0}
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_an_old_sum_is_no_new_one(masked: bool) -> None:
+    federation = Federation(masked=masked, relay=Repeater)
+    federation.run(600)
+    for name in federation.names:
+        assert "forged" in federation.ends[name].words
+    assert {exchange for made in federation.made.values() for exchange, _ in made} == {0, 1}
+
+
+def test_a_forged_sum_for_one_site_parts_nobody() -> None:
+    def lie(name: str, out: HandOut) -> list[HandOut]:
+        return [with_sums(out, forged) if name == "bert" else out]
+
+    federation = lied_to(lie, masked=False)
+    federation.run(60)
+    asked_honestly(federation)
+    assert not any(end.final for end in federation.ends.values())
+    assert {exchange for exchange, _ in federation.made["bert"]} == {0}
+
+
+def test_a_forged_sum_that_was_shown_once_is_forgotten() -> None:
+    shown = []
+
+    def lie(name: str, out: HandOut) -> list[HandOut]:
+        found = with_sums(out, forged)
+        if name == "bert" and found != out and not shown:
+            shown.append(found)
+            return [found]
+        return [out]
+
+    federation = lied_to(lie)
+    assert federation.run(60) < 60
+    assert shown
+    assert all(end.final for end in federation.ends.values())
+
+
+def test_entries_in_another_order_are_not_taken() -> None:
+    federation = lied_to(lambda _, out: [replace(out, entries=out.entries[::-1])], masked=False)
+    federation.run(120)
+    assert not any(end.final for end in federation.ends.values())
+    asked_honestly(federation)
+
+
+def test_a_relay_that_withholds_gets_nothing() -> None:
+    federation = lied_to(lambda name, out: [out] if name == "anna" else [])
+    federation.run(120)
+    assert federation.ends == {}
+    assert federation.parts == {}
+
+
+def test_sites_with_different_settings_share_no_sum() -> None:
+    """The analyst is in league with the relay, and signs two documents."""
+    federation = Federation(masked=False)
+    signer = federation.keys[READER]
+    other = replace(federation.settings, program={"exchanges": 1})
+    document = Entry.of(Statement.by(signer, other.document())).encode()
+
+    def lie(name: str, out: HandOut) -> list[HandOut]:
+        if name != "bert" or out.first or not out.entries:
+            return [out]
+        return [replace(out, entries=(document, *out.entries[1:]))]
+
+    network = federation.network
+
+    def fate(sender: str, receiver: str, data: bytes) -> list[tuple[float, bytes]]:
+        if sender != RELAY:
+            return [(0.01, data)]
+        return [(0.01, out.encode()) for out in lie(receiver, HandOut.decode(data))]
+
+    network.fate = fate
+    federation.run(60)
+    assert federation.parts == {}
+
+
+def test_dropping_a_site_is_counted_and_an_owner_may_refuse_it() -> None:
+    """The relay says that a site is silent which speaks; its posts do not arrive."""
+    consents = {name: {"largest_changes": 0} for name in NAMES[:4]}
+    federation = Federation(sites=4, consents=consents)
+
+    def fate(sender: str, receiver: str, data: bytes) -> list[tuple[float, bytes]]:
+        lost = "dora" in (sender, receiver) and federation.network.now > 0.2
+        return [] if lost else [(0.01, data)]
+
+    federation.network.fate = fate
+    federation.run(400)
+    assert "largest_changes" in " ".join(f.words for f in federation.ends.values()) or not any(
+        end.final for end in federation.ends.values()
+    )
+    rounds = {exchange for made in federation.made.values() for exchange, _ in made}
+    assert rounds <= {0, 1, 2, 3, 4}
+
+
+def test_an_order_of_another_fit_is_none_of_this_one() -> None:
+    federation, other = (Federation(masked=False) for _ in range(2))
+    other.settings = replace(other.settings, program={"exchanges": 2})
+    other.network.at(0.05, lambda: other.network.follower(READER).order("finish"))
+    other.run(60)
+    orders = [
+        data
+        for data in other.network.processes[RELAY].machine.transcript.entries
+        if Entry.decode(data).kind == StatementKind.ORDER
+    ]
+    assert orders
+    transcript = federation.network
+    federation.run(60)
+    honest = federation.network.processes[RELAY].machine.transcript
+    replayed = type(honest)(federation.roster)
+    for data in honest.entries[:-1]:
+        replayed.append(data)
+    with pytest.raises(WireError, match="another fit"):
+        replayed.append(orders[0])
+    assert transcript.now > 0
+
+
+class Lies(RuleBasedStateMachine):
+    """A relay that keeps several lists, shows whom it likes what it likes, while members crash."""
+
+    @initialize(masked=st.booleans())
+    def begin(self, masked: bool) -> None:
+        self.federation = Federation(masked=masked, program=Toy(exchanges=3))
+        self.now = 0.0
+        self.disks = {name: MemoryRecords() for name in (*NAMES[:3], READER)}
+        self.old = {name: [MemoryRecords()] for name in self.disks}
+        self.members: dict[str, list[Follower]] = {n: [self.process(n)] for n in self.disks}
+        self.branches = [Relay(self.federation.roster, MemoryRecords(), 0.0)]
+        self.final: set[bytes] = set()
+        self.forgetful = ""
+
+    def process(self, name: str) -> Follower:
+        make = self.federation.network.processes[name].make
+        found: Follower = make(self.disks[name])
+        return found
+
+    @rule(
+        at=st.integers(0, 2),
+        names=st.sets(st.sampled_from([*NAMES[:3], READER]), min_size=1),
+        steps=st.integers(1, 12),
+    )
+    def run(self, at: int, names: set[str], steps: int) -> None:
+        """One of the lists and some members, for a while."""
+        self._run(self.branches[at % len(self.branches)], names, steps)
+
+    @rule(at=st.integers(0, 2), steps=st.integers(5, 60))
+    def run_all(self, at: int, steps: int) -> None:
+        self._run(self.branches[at % len(self.branches)], set(self.disks), steps)
+
+    def _run(self, relay: Relay, names: set[str], steps: int) -> None:
+        for _ in range(steps):
+            self.now += 0.5
+            posts = [p for n in sorted(names) for m in self.members[n] for p in self._say(m)]
+            for post in posts:
+                for receiver, data in relay.receive(post, self.now):
+                    if receiver in names:
+                        for member in self.members[receiver]:
+                            for more in member.receive(data, self.now):
+                                relay.receive(more, self.now)
+        for name in self.disks:
+            self.old[name].append(MemoryRecords(self.disks[name]))
+
+    def _say(self, member: Follower) -> list[bytes]:
+        posts = member.tick(self.now)
+        job = member.job()
+        return posts if job is None else [*posts, *member.done(job, job(), self.now)]
+
+    @rule(at=st.integers(0, 2), drop=st.integers(0, 3))
+    def fork(self, at: int, drop: int) -> None:
+        """Another list that begins like one of these, perhaps without its last entries."""
+        entries = self.branches[at % len(self.branches)].transcript.entries
+        records = MemoryRecords()
+        records.write(0, entries[: len(entries) - drop])
+        self.branches = [*self.branches[-2:], Relay(self.federation.roster, records, self.now)]
+
+    @rule(name=st.sampled_from([*NAMES[:3], READER]))
+    def crash(self, name: str) -> None:
+        """All processes of a member end, and one starts."""
+        self.members[name] = [self.process(name)]
+
+    @rule(name=st.sampled_from(NAMES[:3]), back=st.integers(0, 20))
+    def lose(self, name: str, back: int) -> None:
+        """One site's disk is lost, or an old backup. (Two of three could confirm two models.)"""
+        self.forgetful = self.forgetful or name
+        if name == self.forgetful:
+            self.disks[name] = MemoryRecords(self.old[name][-1 - back % len(self.old[name])])
+        self.crash(name)
+
+    @rule(name=st.sampled_from(NAMES[:3]))
+    def twin(self, name: str) -> None:
+        """A second process, with a copy of the disk."""
+        if len(self.members[name]) < 2:
+            make = self.federation.network.processes[name].make
+            self.members[name].append(make(MemoryRecords(self.disks[name])))
+
+    @invariant()
+    def one_context_one_message(self) -> None:
+        if hasattr(self, "federation"):
+            assert all(len(plain) == 1 for plain in self.federation.parts.values())
+
+    @invariant()
+    def one_final_model(self) -> None:
+        if hasattr(self, "members"):
+            for processes in self.members.values():
+                ends = (one.ended for one in processes)
+                self.final |= {end.state for end in ends if end is not None and end.final}
+            assert len(self.final) <= 1
+
+
+Lies.TestCase.settings = settings(
+    max_examples=25,
+    stateful_step_count=25,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+    derandomize=True,
+)
+TestLies = Lies.TestCase
+
+
+def test_hostile_bytes_get_a_clear_error() -> None:
+    federation = Federation()
+    federation.run()
+    honest = federation.network.processes[RELAY].machine
+    for data in honest.transcript.entries:
+        for cut in range(0, len(data), 7):
+            with pytest.raises(WireError):
+                Entry.decode(data[:cut])
+        with pytest.raises(WireError):
+            Entry.decode(data + b"\0")
+    before = len(honest.transcript)
+    for name, post in federation.network.sent[:40]:
+        assert honest.receive(post[:-1], 1.0) == []
+        broken = Post.decode(post)
+        wrong = replace(broken, signature=bytes(len(broken.signature)))
+        honest.receive(wrong.encode(), 1.0)
+        assert name in federation.roster
+    assert len(honest.transcript) == before
+    with pytest.raises(WireError):
+        Agreement.read(replace(federation.settings.document(), text=b'{"release":2}'))
