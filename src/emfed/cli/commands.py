@@ -321,7 +321,13 @@ def fit(
     ] = False,
     names: Annotated[bool, option("Keep the workers' names.", OUTPUT)] = True,
     seed: Annotated[
-        int, option("Seed for the starting point and all random noise.", RUN, "N", min=0)
+        int,
+        option(
+            "Seed for the start and the noise of compression (not that of --epsilon).",
+            RUN,
+            "N",
+            min=0,
+        ),
     ] = 0,
     threads: Threads = None,
     device: Annotated[str | None, option("Compute on a GPU: cuda.", RUN, "NAME")] = None,
