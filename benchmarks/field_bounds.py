@@ -24,7 +24,6 @@ import numpy as np
 from scipy.special import expit
 
 import emfed
-from emfed.compressors import Identity
 from emfed.imputation import FieldTable, impute
 from emfed.imputation.bins import Bins
 from emfed.imputation.families import as_family
@@ -81,7 +80,7 @@ def covered(kind: str, seed: int, **options: Any) -> dict[str, list[float]]:
     """The share of truths within their bounds, at each level."""
     size = options.pop("shape", (SITES, TIMES))
     table, mean = simulate(kind, seed, size)
-    result = impute(table, seed=seed, compressor=Identity(), rounds=2, **options)
+    result = impute(table, seed=seed, **options)
     missing = np.ones(size, dtype=bool)
     missing[table.pooled.sites, table.pooled.times] = False
     rows, columns = np.nonzero(missing)
@@ -106,7 +105,6 @@ def forecast(seed: int, **options: Any) -> dict[str, list[float]]:
     known = TIMES - LEAD
     early = table.keep(table.time < known)
     early = replace(early, bins=replace(table.bins, count=known))
-    options = {"compressor": Identity(), "rounds": 2, **options}
     fitted = impute(early, seed=seed, **options)
     if not fitted.solver.structure.smooth:  # nothing would say how times go on
         fitted = impute(early, seed=seed, smoothing=10.0, **options)

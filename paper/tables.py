@@ -25,6 +25,7 @@ from emfed.imputation import (
     simulate_table,
 )
 from emfed.imputation.families import as_family
+from emfed.imputation.fit import ONE_UPLOAD
 from emfed.imputation.simulate import simulated_totals
 from emfed.imputation.sweeps import Solver
 
@@ -95,6 +96,7 @@ class TableSettings:
         idle = {name for name in simulated if self.data != "simulated"}
         idle |= {name for name in download if self.data != "ebird"}
         idle |= {"batch"} if self.mode != "paper" else set()
+        idle |= {"rounds", "epochs"} if self.mode in ONE_UPLOAD else set()
         return {
             name: value
             for name, value in asdict(self).items()
@@ -189,11 +191,11 @@ def _run_table(
         report(min(1.0, max(rounds, epochs)))
 
     options: dict[str, Any] = {"batch": settings.batch} if settings.mode == "paper" else {}
+    if settings.mode not in ONE_UPLOAD:
+        options |= {"rounds": settings.rounds, "epochs": settings.epochs}
     result = impute(
         train,
         mode=settings.mode,
-        rounds=settings.rounds,
-        epochs=settings.epochs,
         seed=seed,
         callbacks=[show],
         draws=_DRAWS,

@@ -11,7 +11,6 @@ import pytest
 
 import emfed
 from emfed.algorithms import ALGORITHMS
-from emfed.algorithms.cells import CellEM
 from emfed.network import FEDERATIONS
 from tests.helpers import KINDS, first, fit, make_data, make_model
 
@@ -43,9 +42,7 @@ def variants(name: str) -> list[Any]:
     return out
 
 
-NAMES = [name for name in ALGORITHMS if ALGORITHMS[name] is not CellEM]
-"""Cells have statistics of each worker's own: tests/imputation drives their algorithm."""
-ALL = [variant for name in NAMES for variant in variants(name)]
+ALL = [variant for name in ALGORITHMS for variant in variants(name)]
 each = pytest.mark.parametrize("algorithm", ALL, ids=lambda a: repr(a)[:90])
 each_kind = pytest.mark.parametrize("kind", KINDS)
 

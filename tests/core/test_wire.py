@@ -12,11 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from scipy.special import gammaln
 
 from emfed.compressors.precision import ULP, round_randomly, round_up
 from emfed.core.errors import WireError
-from emfed.core.protocols import Compressed, Form, View
+from emfed.core.protocols import Compressed, Form, View, WorkerCells
 from emfed.core.wire import (
     ANSWER_ENVELOPE,
     ENVELOPE,
@@ -38,10 +37,10 @@ from emfed.core.wire import (
     decode_refusal,
     decode_reply,
     decode_request,
-    decode_support,
     decode_text,
     deflate,
     encode_bundle,
+    encode_cells,
     encode_constants,
     encode_floats,
     encode_join,
@@ -51,7 +50,6 @@ from emfed.core.wire import (
     encode_refusal,
     encode_reply,
     encode_request,
-    encode_support,
     encode_text,
     envelopes,
     fingerprint,
@@ -70,7 +68,6 @@ from emfed.core.wire import (
     seal_refusal,
     shorten,
     steps_size,
-    support_size,
 )
 from emfed.core.wire.control import _framed
 from emfed.core.wire.entropy import CHUNK, PARAMETERS, prior
@@ -300,35 +297,6 @@ def test_counts_round_trip(number: int) -> None:
     assert len(data) == count_sizes(np.array(number))
 
 
-@settings(max_examples=150)
-@given(st.integers(1, 5000), st.floats(0, 1), st.integers(0, 2**32))
-def test_supports_round_trip_near_their_entropy(size: int, share: float, seed: int) -> None:
-    indices = np.flatnonzero(np.random.default_rng(seed).random(size) < share)
-    data = encode_support(indices, size)
-    assert len(data) == support_size(indices, size)
-    np.testing.assert_array_equal(decode_support(data, size), indices)
-    k = len(indices)
-    least = (gammaln(size + 1) - gammaln(k + 1) - gammaln(size - k + 1)) / np.log(2) / 8
-    assert len(data) <= 1.2 * least + 12  # log2 of the number of such supports
-
-
-def test_a_large_sparse_support() -> None:
-    indices = np.sort(np.random.default_rng(0).choice(5_000_000, 5_000, replace=False))
-    data = encode_support(indices, 5_000_000)
-    np.testing.assert_array_equal(decode_support(data, 5_000_000), indices)
-    assert len(data) < 1.5 * 5_000  # 11.4 bits an index is the entropy, 12 allowed
-
-
-@given(st.binary(max_size=60), st.integers(0, 200))
-def test_hostile_supports_are_refused_or_valid(data: bytes, size: int) -> None:
-    try:
-        indices = decode_support(data, size)
-    except WireError:
-        return
-    assert np.all(np.diff(indices) > 0)
-    assert len(indices) == 0 or (indices[0] >= 0 and indices[-1] < size)
-
-
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_reals_must_be_finite(value: float) -> None:
     message = Compressed(np.array([value]), np.empty(0, np.int32))
@@ -336,12 +304,6 @@ def test_reals_must_be_finite(value: float) -> None:
         encode_payload(message, Form(1, 0))
     with pytest.raises(WireError, match="not finite"):
         decode_floats(encode_floats(np.array([value])), 1)
-
-
-def test_bad_supports_are_refused() -> None:
-    for indices in ([3, 2], [1, 1], [0, 9]):
-        with pytest.raises(WireError, match="increasing indices below 9"):
-            encode_support(np.array(indices), 9)
 
 
 def test_floats_in_fewer_bytes_must_be_exact() -> None:
@@ -435,7 +397,7 @@ def golden_messages() -> dict[str, bytes]:
         "request-steps": shorten(HEADER, steps),
         "request-long": seal(HEADER, steps),
         "answer": seal_answer(_kind(Kind.ANSWER), encode_floats(numbers)),
-        "support": encode_support(np.array([0, 3, 4, 50, 99]), 100),
+        "cells": encode_cells(CELLS, 100),
         "lost-memory": seal_answer(_kind(Kind.LOST_MEMORY), b""),
         **control_messages(numbers),
     }
@@ -445,6 +407,9 @@ def _kind(kind: Kind, **changes: Any) -> Header:
     return dataclasses.replace(HEADER, kind=kind, **changes)
 
 
+CELLS = WorkerCells(
+    np.array([0, 3, 4, 50, 99]), np.array([1.0, 2, 1, 1, 1]), np.array([0.5, 7, 0.5, -2, 7])
+)
 VIEW = {"parts": [0, 2, 2], "watched": True}
 
 

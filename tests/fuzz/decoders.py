@@ -19,6 +19,7 @@ from emfed.core.wire import (
     Header,
     Kind,
     decode_bundle,
+    decode_cells,
     decode_constants,
     decode_end,
     decode_floats,
@@ -29,7 +30,6 @@ from emfed.core.wire import (
     decode_refusal,
     decode_reply,
     decode_request,
-    decode_support,
     decode_text,
     open_answer,
     payload_size,
@@ -85,8 +85,9 @@ def one_input(data: bytes) -> None:
             assert np.abs(message.symbols.astype(np.int64)).max(initial=0) <= bound
             assert np.isfinite(message.reals).all()
         elif choice >= 120:
-            support = decode_support(rest, 50 * n)
-            assert np.all(np.diff(support) > 0)
+            cells = decode_cells(rest, 50 * n)
+            assert np.all(np.diff(cells.keys) > 0)
+            assert np.all(cells.weights > 0)
         else:
             READERS[choice % len(READERS)](rest, n)
     except WireError:

@@ -6,22 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from emfed.algorithms import Everyone
-from emfed.algorithms.cells import default_step
-from emfed.core.protocols import WHOLE, Crowd, Federation, Participation
-from emfed.data import WorkerData
-from emfed.fitting.rounds import Run
-from emfed.fitting.session import Session
 from emfed.imputation import Cells, FieldTable, Structure, simulate_table
 from emfed.imputation.bins import Bins
-from emfed.imputation.cells import Observed
 from emfed.imputation.families import CellFamily, as_family
-from emfed.imputation.fit import QUANTISER_OF_CELLS
 from emfed.imputation.sweeps import Solver
 from emfed.imputation.table import Grid, IntakeReport, build_table
-from emfed.models import CellSums
-from emfed.models.site_owner import COLUMNS
-from emfed.network.inprocess import StackedFederation
 
 
 def small_table(
@@ -75,40 +64,3 @@ def pooled_error(table: FieldTable, structure: Structure, held: Cells) -> float:
     """The converged fit of everything in one place."""
     solver = Solver(table.family, structure, sweeps=500, tolerance=1e-9)
     return error(solver.fit(table.pooled), table.family, held)
-
-
-def opened(
-    table: FieldTable, seed: int = 0, federation: Federation | None = None
-) -> tuple[Session, Cells]:
-    """The opening of a fit over cells, in this process if nothing else is said."""
-    data = WorkerData(table.rows, table.offsets, list(table.workers), COLUMNS)
-    there = StackedFederation(data) if federation is None else federation
-    session = Session(CellSums(*table.shape), there, columns=COLUMNS, seed=seed)
-    return session, table.pooled.with_sums(np.zeros(table.pooled.size))
-
-
-def observed_run(
-    table: FieldTable,
-    solver: Solver | None = None,
-    participation: Participation | None = None,
-    *,
-    seed: int = 0,
-    federation: Federation | None = None,
-    **options: Any,
-) -> Run:
-    """Rounds of mode ``observed``."""
-    session, cells = opened(table, seed, federation)
-    who = participation or Everyone()
-    n = len(table.workers)
-    crowd = Crowd(float(n), float(who.probabilities(np.arange(n), n).min()))
-    settings: dict[str, Any] = {"compressor": QUANTISER_OF_CELLS, **options}
-    step = default_step(settings["compressor"], np.diff(table.offsets), crowd)
-    solver = solver or Solver(table.family, Structure(1))
-    algorithm = Observed(**{"step_size": step, **settings}, solver=solver, cells=cells)
-    return Run(session, WHOLE, algorithm, np.zeros(cells.size), participation=who)
-
-
-def sums_of(run: Run) -> Any:
-    """The cell sums as the server of `observed_run` knows them."""
-    assert isinstance(run.algorithm, Observed)
-    return run.algorithm.seen(run.state).sums

@@ -73,8 +73,6 @@ def test_json_is_all_there_is_on_stdout_and_seeds_repeat(counts: Path) -> None:
         "--json",
         "--seed",
         "3",
-        "-p",
-        "0.6",
         "--groups",
         "3",
     ]
@@ -98,6 +96,7 @@ def test_errors_are_one_line_with_an_exit_code(counts: Path) -> None:
     for arguments, code, text in (
         ([str(counts), "--mode", "best", "--skip-bad"], 2, "mode must be one of"),
         ([str(counts), "--species", "Mallard"], 2, "--species goes with --ebird"),
+        ([str(counts), "--skip-bad", "-p", "0.6"], 2, "its workers send their sums once"),
         ([str(counts), "--filled", "t.xls"], 2, "--filled must end in .csv or .parquet"),
         ([str(counts.parent / "no.csv")], 1, "there is no such file"),
     ):

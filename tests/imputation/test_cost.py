@@ -9,22 +9,18 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from emfed.fitting.rounds import Run
-from emfed.imputation import FieldTable, Structure
+from emfed.imputation import FieldTable, Imputation, Structure, impute
 from emfed.imputation.bins import Bins
-from emfed.imputation.cells import Observed
 from emfed.imputation.families import as_family
-from emfed.imputation.sweeps import Solver
 from emfed.imputation.table import Grid, IntakeReport, build_table
-from tests.imputation.tables import observed_run
 
 LARGE = """
 import numpy as np
 from tests.imputation.test_cost import fit, random_table
-run = fit(random_table(100_000, 1_000, 1_000_000, workers=100))
+done = fit(random_table(100_000, 1_000, 1_000_000, workers=100))
 # Not ru_maxrss, which a child inherits from whoever started it.
 status = dict(line.split(":", 1) for line in open("/proc/self/status"))
-print(int(status["VmHWM"].split()[0]) // 1024, run.records[-1].round)
+print(int(status["VmHWM"].split()[0]) // 1024, done.rounds)
 """
 
 
@@ -42,13 +38,8 @@ def random_table(sites: int, times: int, records: int, workers: int = 10) -> Fie
     )
 
 
-def fit(table: FieldTable) -> Run:
-    solver = Solver(table.family, Structure(2, 5.0, smoothing=1.0), sweeps=2)
-    run = observed_run(table, solver)
-    run.step()
-    assert isinstance(run.algorithm, Observed)
-    run.algorithm.finish(run.state, solver)
-    return run
+def fit(table: FieldTable) -> Imputation:
+    return impute(table, structure=Structure(2, 5.0, smoothing=1.0))
 
 
 @pytest.mark.long

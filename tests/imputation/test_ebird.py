@@ -198,7 +198,7 @@ def test_longer_checklists_do_not_make_a_trend(tmp_path: Path) -> None:
     assert duration["name"] == "log(duration)"
     assert abs(duration["coefficient"] - 1) < 3 * duration["error"] < 0.3
     structure = emfed.imputation.Structure(0, 1.0, 0.5, 0.5)
-    options = {"structure": structure, "rounds": 8, "draws": 40}
+    options = {"structure": structure, "draws": 40}
     trend = emfed.impute(table, **options).trend(draws=0)["estimate"]
     assert trend.max() / trend.min() < 1.25
     plain = read_ebird(path, checklists=emfed.imputation.Checklists(effort=()), **told)

@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from emfed.compressors import Identity
 from emfed.imputation import FAMILIES, Cells, Structure, impute
 from emfed.imputation.bins import Bins, Unit
 from emfed.imputation.index import slope_of
@@ -105,7 +104,7 @@ def test_three_years_of_months_with_a_season_show_a_growth_of_ten_percent() -> N
     ones, told = np.ones(len(site)), IntakeReport(len(site), len(site))
     table = build_table(grid, ["a", "b"], site % 2, site, time, ones, counts[site, time], told)
     tied = Structure(0, 1.0, 2.0, 0.1, smoothing=10.0, seasonality=30.0)
-    fitted = impute(table, structure=tied, draws=60, compressor=Identity(), rounds=2)
+    fitted = impute(table, structure=tied, draws=60)
     slope = fitted.index().slopes[0]
     assert abs(slope["slope"] - 1.1) < 0.04
     assert slope["class"].endswith("increase")

@@ -273,7 +273,7 @@ def test_counts_without_zeros_and_one_above_all_others_are_told() -> None:
 def test_records_that_are_all_alike_are_refused(counts: list[int], family: str, words: str) -> None:
     table = read_records(frame(count=counts), family=family)
     with pytest.warns(emfed.EmfedWarning), pytest.raises(emfed.DataError, match=words):
-        emfed.impute(table, compressor=emfed.Identity(), rounds=2)
+        emfed.impute(table)
 
 
 def test_records_of_any_effort_have_the_odds_of_central_effort() -> None:
@@ -312,9 +312,9 @@ def test_longer_visits_do_not_make_a_trend_of_reporting_rates() -> None:
     assert table.effort is not None
     minutes = table.effort.describe()[0]
     assert abs(minutes["coefficient"] - 1) < 3 * minutes["error"] < 0.5
-    options: dict[str, Any] = {"structure": emfed.imputation.Structure(0), "rounds": 3, "draws": 20}
+    options: dict[str, Any] = {"structure": emfed.imputation.Structure(0), "draws": 20}
     flat, grown = (
-        emfed.impute(one, compressor=emfed.compressors.Identity(), **options).trend()
+        emfed.impute(one, **options).trend()
         for one in (table, read_records(longer_visits(), **told))
     )
     assert 0.75 < flat["estimate"][-1] / flat["estimate"][0] < 1.33
@@ -326,7 +326,7 @@ def test_bounds_hold_the_doubt_of_effort() -> None:
     table = read_records(longer_visits(), ColumnNames(effort=("log(minutes)",)), **told)
     assert table.effort is not None
     sure = replace(table, effort=replace(table.effort, errors=(0.0,)))
-    options: dict[str, Any] = {"structure": emfed.imputation.Structure(0), "rounds": 3, "draws": 40}
+    options: dict[str, Any] = {"structure": emfed.imputation.Structure(0), "draws": 200}
     errors = [
         np.log(trend["upper"] / trend["lower"])[[0, -1]]
         for trend in (emfed.impute(one, **options).trend() for one in (table, sure))
@@ -362,7 +362,7 @@ def test_presences_alone_are_refused_before_a_round_whatever_messages_leave_of_t
     told: dict[str, Any] = {"family": "bernoulli", "bins": "year", "duplicates": "keep"}
     table = read_records(longer_visits().filter(pl.col("count") > 0), **told)
     with pytest.raises(emfed.DataError, match="every record reports the species"):
-        emfed.impute(table, rounds=2)
+        emfed.impute(table)
 
 
 def test_a_day_before_its_month_is_no_date_and_an_effort_of_nothing_has_no_logarithm() -> None:

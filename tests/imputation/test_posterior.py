@@ -11,7 +11,6 @@ from benchmarks.field_bounds import covered, simulate
 from scipy.stats import gamma
 
 import emfed
-from emfed.compressors import Identity
 from emfed.imputation import FAMILIES, Cells, Structure, impute
 from emfed.imputation.families import CellMoments, NegativeBinomialCells, ZeroInflatedCells
 from emfed.imputation.fit import settled_spread
@@ -24,8 +23,6 @@ from emfed.imputation.posterior import (
     steadier,
 )
 from emfed.imputation.sweeps import Solver
-
-EXACT: dict[str, Any] = {"compressor": Identity(), "rounds": 2}
 
 
 @pytest.mark.parametrize("kind", ["gaussian", "overdispersed, fitted as poisson", "bernoulli"])
@@ -177,7 +174,7 @@ def test_sure_zeros_are_found_and_do_not_lower_the_mean_of_the_others() -> None:
     counts = rng.poisson(4.0, 900) * (rng.random(900) > 0.3) * 1.0
     cells = Cells(site, time, np.ones(900), counts, (30, 30))
     start = Solver(ZeroInflatedCells(), Structure(0, 1.0, 5.0, 5.0))
-    family = settled_spread(start, cells, None)
+    family = settled_spread(start, cells)
     assert isinstance(family, ZeroInflatedCells)
     assert abs(family.share - 0.3) < 0.06
     assert family.base.spread < 0.1
@@ -236,9 +233,7 @@ def test_forecasts_widen_with_their_lead() -> None:
     early = table.keep(table.time < 16)
     early = replace(early, bins=replace(table.bins, count=16))
     options = {"structure": Structure(1, 3.0, 0.5, 0.5, smoothing=10.0), "draws": 80}
-    later = impute(early, **EXACT, **options).transform(
-        replace(table, bins=replace(table.bins, count=24))
-    )
+    later = impute(early, **options).transform(replace(table, bins=replace(table.bins, count=24)))
     trend = later.trend()
     width = np.log(trend["upper"] / trend["lower"])
     inside, near, far = (float(width[k : k + 3].mean()) for k in (9, 16, 21))
@@ -248,7 +243,7 @@ def test_forecasts_widen_with_their_lead() -> None:
 def test_times_without_a_record_are_marked_and_no_part_of_the_slope() -> None:
     table, _ = simulate("overdispersed", 2, (24, 20))
     gap = table.keep((table.time < 8) | (table.time > 11))
-    fitted = impute(gap, structure=Structure(0, 1.0, 0.5, 0.5), draws=60, **EXACT)
+    fitted = impute(gap, structure=Structure(0, 1.0, 0.5, 0.5), draws=60)
     trend = fitted.trend()
     assert np.array_equal(np.flatnonzero(trend["empty"]), [8, 9, 10, 11])
     assert np.all(trend["upper"] < 30 * trend["estimate"].max())
@@ -266,11 +261,11 @@ def test_ctrl_c_in_the_search_or_the_draws_keeps_what_is_there() -> None:
         if len(seen) == 3:
             raise KeyboardInterrupt
 
-    result = impute(table, progress=stop, **EXACT)
+    result = impute(table, progress=stop)
     assert result.stopped == "interrupted"
     assert set(seen) == {"choosing rank and penalties"}
     assert np.isfinite(result.trend()["estimate"]).all()
-    whole = impute(table, structure=Structure(0), draws=40, **EXACT)
+    whole = impute(table, structure=Structure(0), draws=40)
     seen.clear()
     cut = whole.sampled(stop)
     assert set(seen) == {"drawing for the bounds"}
@@ -282,14 +277,14 @@ def test_totals_are_those_observed() -> None:
     """Sums of medians lay 6 to 50% below."""
     for kind in ("log1p", "overdispersed"):
         table, mean = simulate(kind, 5, (24, 16))
-        result = impute(table, structure=Structure(1, 3.0, 0.5, 0.5), draws=60, **EXACT)
+        result = impute(table, structure=Structure(1, 3.0, 0.5, 0.5), draws=60)
         total = result.trend(draws=0)["estimate"].sum()
         assert abs(total / mean.sum() - 1) < 0.12
 
 
 def test_the_index_is_100_at_its_base_and_has_words_for_its_slope() -> None:
     table, _ = simulate("overdispersed", 4, (24, 16))
-    result = impute(table, structure=Structure(0, 1.0, 0.5, 0.5), draws=60, **EXACT)
+    result = impute(table, structure=Structure(0, 1.0, 0.5, 0.5), draws=60)
     strata = {name: "north" if int(name[1:]) % 2 else "south" for name in table.sites}
     index = result.index("1995", strata=strata, least=2)
     frame = index.frame()

@@ -19,7 +19,7 @@ SMOOTH = Structure(2, 0.9, 0.5, 0.5, smoothing=10.0, seasonality=30.0)
 @pytest.fixture(scope="module")
 def fitted() -> emfed.imputation.Imputation:
     table = emfed.imputation.simulate_table(4000, observers=200, sites=150, months=60, seed=2)
-    return impute(table, structure=SMOOTH, rounds=6, draws=60)
+    return impute(table, structure=SMOOTH, draws=60)
 
 
 def test_the_choice_finds_rank_where_there_is_some_and_none_where_there_is_none() -> None:
@@ -40,10 +40,10 @@ def test_the_choice_finds_rank_where_there_is_some_and_none_where_there_is_none(
 @pytest.mark.long
 def test_the_chosen_structure_beats_the_additive_fit_at_the_paper_s_size() -> None:
     table, held = paper_size(12_185, 0)
-    result = impute(table, rounds=8)
+    result = impute(table)
     additive = min(pooled_error(table, Structure(0, 1.0, e, e), held) for e in (0.1, 0.5, 2.0))
     assert result.score(held) < 0.95 * additive
-    sent = impute(table, rounds=8, structure=Structure(0)).bytes_up
+    sent = impute(table, structure=Structure(0)).bytes_up
     assert result.bytes_up == sent  # cross-validation costs no bytes
 
 
@@ -78,7 +78,7 @@ def test_intervals_cover_and_draws_agree_with_them(family: str) -> None:
     ).split(0.1, 4)
     scale = {"log1p": 1.0, "poisson": 8.0, "bernoulli": 0.3}[family]
     structure = Structure(2, 1.5 * scale, 0.5, 0.5, 5.0, 10.0)
-    result = impute(table, structure=structure, rounds=8, draws=60)
+    result = impute(table, structure=structure, draws=60)
     once = held.take(np.flatnonzero(held.weights == 1))
     value = once.sums if family != "log1p" else np.expm1(once.sums)
     low, high = result.intervals(once.sites, once.times, 0.9, of="record")
@@ -128,7 +128,7 @@ def test_new_sites_get_rows_from_their_own_records() -> None:
     names = np.array(whole.sites)
     known = np.isin(whole.site, np.arange(40, 120))
     base = replace(whole.keep(known), sites=names[40:].tolist(), site=whole.keep(known).site - 40)
-    result = impute(base, structure=SMOOTH, rounds=8)
+    result = impute(base, structure=SMOOTH)
     others = whole.keep(~known)  # the busiest sites, unknown to the fit
     kept, held = others.split(0.2, 1)
     carried = result.transform(kept)
@@ -147,7 +147,7 @@ def test_new_dates_follow_the_season_or_are_refused() -> None:
     table = emfed.imputation.simulate_table(8000, observers=200, sites=60, months=72, seed=3)
     early = table.keep(table.time < 60)
     early = replace(early, bins=replace(table.bins, count=60))
-    result = impute(early, structure=SMOOTH, rounds=8)
+    result = impute(early, structure=SMOOTH)
     later = result.transform(table)
     assert later.table.bins.count == 72
     new = table.keep(table.time >= 60).pooled
@@ -155,7 +155,7 @@ def test_new_dates_follow_the_season_or_are_refused() -> None:
     mean = new.sums / new.weights
     level = np.sqrt(np.mean((mean - mean.mean()) ** 2))
     assert np.sqrt(np.mean((mean - guess) ** 2)) < 0.85 * level
-    stiff = impute(early, structure=Structure(1), rounds=2)
+    stiff = impute(early, structure=Structure(1))
     with pytest.raises(emfed.SettingsError, match="need a fit with smoothing or seasonality"):
         stiff.transform(table)
     yearly = read_records(
@@ -171,9 +171,7 @@ def test_covariates_in_a_fit() -> None:
     table = small_table(sites=20, records=300)
     climate = pl.DataFrame({"site": [f"s{j}" for j in range(20)][::-1], "height": range(20)})
     month = np.cos(np.arange(30))
-    result = impute(
-        table, structure=Structure(1), rounds=3, site_covariates=climate, time_covariates=month
-    )
+    result = impute(table, structure=Structure(1), site_covariates=climate, time_covariates=month)
     assert result.params.coefficients.shape == (2,)
     assert np.allclose(
         result.params.dense(np.arange(20))[3, 4], result.params.theta(np.array([3]), np.array([4]))
@@ -187,7 +185,7 @@ def test_covariates_in_a_fit() -> None:
         (np.full(20, np.nan), "covariates of site 's0' are not all finite"),
     ):
         with pytest.raises(emfed.DataError, match=text):
-            impute(table, structure=Structure(1), rounds=1, site_covariates=bad)
+            impute(table, structure=Structure(1), site_covariates=bad)
 
 
 def test_wood_thrush_is_ten_percent_better_than_additive(data_dir: Path) -> None:
@@ -199,7 +197,7 @@ def test_wood_thrush_is_ten_percent_better_than_additive(data_dir: Path) -> None
         family="log1p",
     )
     table, held = birds.split(0.1, 0)
-    result = impute(table, structure=Structure(6, 6.0, 0.1, 0.1, smoothing=30.0), rounds=8)
+    result = impute(table, structure=Structure(6, 6.0, 0.1, 0.1, smoothing=30.0))
     additive = pooled_error(table, Structure(0, 1.0, 0.1, 0.1), held)
     assert result.score(held) < 0.9 * additive
     assert result.score(held) < 0.44
@@ -207,7 +205,7 @@ def test_wood_thrush_is_ten_percent_better_than_additive(data_dir: Path) -> None
 
 def test_transform_minds_the_family_and_says_what_it_leaves_out() -> None:
     table = small_table()
-    result = impute(table, rank=1, rounds=3)
+    result = impute(table, rank=1)
     with pytest.raises(emfed.DataError, match="with the family of the fit"):
         result.transform(small_table("poisson"))
     with pytest.warns(emfed.EmfedWarning, match="sites that the fit has records of were left out"):
@@ -218,7 +216,7 @@ def test_transform_minds_the_family_and_says_what_it_leaves_out() -> None:
 def test_draws_of_counts_stay_about_the_estimate(family: str) -> None:
     """Draws are made about a damped mode: trends lie within their bands."""
     table = small_table(family, workers=3, records=400)
-    result = impute(table, structure=Structure(2, 1.0, 0.5, 0.5), rounds=6, draws=40)
+    result = impute(table, structure=Structure(2, 1.0, 0.5, 0.5), draws=40)
     trend = result.trend()
     estimate, low, high = (np.asarray(trend[k]) for k in ("estimate", "lower", "upper"))
     assert np.mean((estimate < low) | (estimate > high)) < 0.2
@@ -236,7 +234,7 @@ def test_an_index_bears_times_at_which_nothing_was_counted() -> None:
         "count": counts.ravel(),
     }
     table = emfed.imputation.read_records(pl.DataFrame(rows), bins="year")
-    result = emfed.impute(table, structure=Structure(0), rounds=3, draws=10)
+    result = emfed.impute(table, structure=Structure(0), draws=10)
     index = result.index()
     assert index.base == "2001"
     assert index["index"][[0, 2]].tolist() == index["upper"][[0, 2]].tolist() == [0.0, 0.0]
@@ -252,7 +250,7 @@ def test_estimates_may_be_those_of_the_optimum_with_bounds_about_them(
 ) -> None:
     monkeypatch.setattr("emfed.imputation.result.steadier", lambda *given: True)
     table = small_table(family="poisson")
-    result = impute(table, structure=Structure(1, 3.0), rounds=3, draws=20)
+    result = impute(table, structure=Structure(1, 3.0), draws=20)
     everyone = np.arange(len(table.sites))
     optimum = np.minimum(np.exp(result.params.dense(everyone)), result.posterior.largest)
     assert np.allclose(result.moments_of(everyone).value, optimum)

@@ -135,9 +135,8 @@ def test_a_table_of_one_value_leaves_nothing_to_factor(mode: str) -> None:
     table = small_table()
     flat = replace(table, values=2.0 * table.weights)
     structure = Structure(2, 1.0, effects=mode == "observed")
-    result = emfed.impute(
-        flat, mode=mode, structure=structure, rounds=3, compressor=emfed.Identity()
-    )
+    few = {"rounds": 3, "compressor": emfed.Identity()} if mode == "paper" else {}
+    result = emfed.impute(flat, mode=mode, structure=structure, **few)
     assert np.isfinite(result.trend()["estimate"]).all()
     if mode != "paper":
         assert np.allclose(result.predict([0, 5], [0, 7]), 2.0)

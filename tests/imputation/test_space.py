@@ -10,7 +10,6 @@ import polars as pl
 import pytest
 
 import emfed
-from emfed.compressors import Identity
 from emfed.imputation import FAMILIES, FieldTable, Search, Structure, impute
 from emfed.imputation.bins import Bins
 from emfed.imputation.families import as_family
@@ -112,8 +111,6 @@ def test_a_network_carries_ties_with_the_same_bytes_and_bounds_hold_the_truth(
     options: dict[str, Any] = {
         "structure": Structure(0, 1.0, 0.1, 0.5, spatial=3.0),
         "coordinates": places,
-        "rounds": 4,
-        "compressor": Identity(),
         "draws": 60,
     }
     here = impute(table, **options)
@@ -159,10 +156,10 @@ def test_what_coordinates_refuse() -> None:
         with pytest.raises(emfed.DataError, match=text):
             places_of(bad, table.sites)
     with pytest.raises(emfed.SettingsError, match="give their coordinates"):
-        impute(table, spatial=2.0, rounds=1)
+        impute(table, spatial=2.0)
     with pytest.raises(emfed.SettingsError, match="'cell' takes no coordinates"):
-        impute(table, "cell", coordinates=frame, rounds=1)
-    fit = impute(table, coordinates=frame, structure=Structure(0, spatial=1.0), rounds=2)
+        impute(table, "cell", coordinates=frame)
+    fit = impute(table, coordinates=frame, structure=Structure(0, spatial=1.0))
     with pytest.raises(emfed.SettingsError, match="covariates or coordinates cannot be carried"):
         fit.transform(table)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -15,32 +14,23 @@ import pytest
 import emfed
 from emfed.core.protocols import Federation
 from emfed.core.storage import ScratchDisk
-from emfed.core.wire import Kind, kind_of
 from emfed.data import WorkerData
-from emfed.fitting.rounds import Run
-from emfed.fitting.stopping import Stop
 from emfed.imputation import FieldTable, Structure, from_result, impute
 from emfed.imputation.table import Grid, build_table
 from emfed.models.site_owner import COLUMNS
 from emfed.network import LocalTransport, RemoteFederation, Site
 from emfed.network.inprocess import LoopFederation, StackedFederation
 from tests.helpers import OPEN
-from tests.imputation.tables import observed_run, small_table, sums_of
+from tests.imputation.tables import small_table
 from tests.imputation.test_modes import owned
 from tests.network.masked import masked_sites
 from tests.network.processes import real_sites
 
 FACTORS = Structure(rank=2, penalty=3.0, effects=False)
 MODES: dict[str, dict[str, Any]] = {
-    "observed": {"mode": "observed", "structure": Structure(rank=2, penalty=3.0), "rounds": 6},
-    "half": {
-        "mode": "observed",
-        "structure": Structure(rank=1, penalty=3.0),
-        "rounds": 6,
-        "participation": emfed.algorithms.Bernoulli(0.5),
-    },
-    "cell": {"mode": "cell", "structure": FACTORS, "rounds": 12},
-    "chosen": {"mode": "cell", "rank": 2, "rounds": 8},
+    "observed": {"mode": "observed", "structure": Structure(rank=2, penalty=3.0)},
+    "cell": {"mode": "cell", "structure": FACTORS},
+    "chosen": {"mode": "cell", "rank": 2},
 }
 OWNED = Structure(rank=2, penalty=3.0, smoothing=10.0)
 
@@ -70,14 +60,14 @@ def federations(table: FieldTable, folder: Path) -> dict[str, Federation]:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_cells_elsewhere_are_fitted_as_here_byte_for_byte(mode: str, tmp_path: Path) -> None:
-    """Sites with their own records, a loop and a stack: same parameters, rounds and ledger."""
+    """Sites with their own records, a loop and a stack: same parameters and ledger."""
     table = small_table(workers=7, records=260)
     here = impute(table, seed=3, **MODES[mode])
     everywhere = np.indices(table.shape).reshape(2, -1)
     for name, federation in federations(table, tmp_path).items():
         there = impute(federation, grid=table.grid, seed=3, **MODES[mode])
         found, wanted = there.params.theta(*everywhere), here.params.theta(*everywhere)
-        np.testing.assert_allclose(found, wanted, rtol=1e-8, atol=1e-8, err_msg=name)
+        np.testing.assert_array_equal(found, wanted, err_msg=name)
         assert there.ledger.summary() == here.ledger.summary(), name
         assert there.records.column("bytes_up").tolist() == here.records.column("bytes_up").tolist()
         assert list(there.table.workers) == list(table.workers)
@@ -113,46 +103,60 @@ def test_site_owners_elsewhere_come_to_the_same_table(tmp_path: Path) -> None:
     assert np.ptp(here.params.theta(*everywhere)) > 1
 
 
-class Leaves(LocalTransport):
-    """The last site answers three rounds, and then never again."""
+class Once(LocalTransport):
+    """Sites that are there for one exchange, some of them not even for that."""
 
-    rounds = 0
+    exchanges = 0
+
+    def __init__(self, sites: dict[str, Site], absent: tuple[str, ...] = ()) -> None:
+        super().__init__(sites)
+        self.absent = absent
 
     def deliver(
         self, messages: Mapping[str, bytes], deadline: float
     ) -> Iterator[tuple[str, bytes]]:
-        self.rounds += any(kind_of(message) is Kind.REQUEST for message in messages.values())
-        gone = {*list(self.sites)[3 if self.rounds > 3 else 4 :]}
-        return super().deliver({k: m for k, m in messages.items() if k not in gone}, deadline)
+        self.exchanges += 1
+        here = {k: m for k, m in messages.items() if k not in self.absent and self.exchanges == 1}
+        return super().deliver(here, deadline)
 
 
-@pytest.mark.parametrize("mode", ["observed", "cell"])
-def test_who_leaves_takes_its_cells_along_and_a_resumed_run_knows(
-    mode: str, tmp_path: Path
+def test_a_worker_that_is_away_is_not_in_the_fit_and_one_that_answered_may_leave(
+    tmp_path: Path,
 ) -> None:
     table = small_table(workers=4, records=260)
     staying = table.keep(np.repeat(np.arange(4), np.diff(table.offsets)) < 3)
-    options = {**MODES[mode], "rounds": 30 if mode == "observed" else 70, "seed": 3}
-    transport, saved = Leaves(sites_of(table, tmp_path)), tmp_path / "run.checkpoint"
+    sites = sites_of(table, tmp_path)
+    transport = Once(sites, absent=(table.workers[3],))
+    network = RemoteFederation(transport, columns=COLUMNS, minimum=3, attempts=1, pause=0.0)
+    there = impute(network, grid=table.grid, **MODES["observed"])
+    alone = impute(staying, **MODES["observed"])
+    assert transport.exchanges == 1
+    assert list(there.table.workers) == list(staying.workers)
+    assert np.array_equal(there.params.sites, alone.params.sites)
+    assert there.ledger.summary() == alone.ledger.summary()
+    network = RemoteFederation(Once(sites, absent=tuple(sites)), columns=COLUMNS, attempts=1)
+    with pytest.raises(emfed.ParticipationError):
+        impute(network, grid=table.grid, **MODES["observed"])
+
+
+def test_a_server_that_was_killed_has_what_its_sites_sent(tmp_path: Path) -> None:
+    """It asks nobody again, and the fit is the same."""
+    table = small_table(workers=4, records=260)
+    transport = Once(sites_of(table, tmp_path / "sites"))
 
     def imputed(**more: Any) -> Any:
-        federation = RemoteFederation(
-            transport, tmp_path / "server", columns=COLUMNS, minimum=2, pause=0.0
-        )
-        settings = {**options, **more, "checkpoint": saved, "resume": saved.exists()}
-        return impute(federation, grid=table.grid, **settings)
+        network = RemoteFederation(transport, tmp_path / "server", columns=COLUMNS)
+        return impute(network, grid=table.grid, **MODES["chosen"], **more)
+
+    def killed(what: str, share: float) -> None:
+        raise Killed
 
     with pytest.raises(Killed):
-        imputed(callbacks=killed_at(12))
-    there, alone = imputed(), impute(staying, **options)
-    assert there.table.workers == staying.workers
-    assert np.array_equal(there.cells.keys, alone.cells.keys)
-    assert np.array_equal(there.cells.weights, alone.cells.weights)
-    np.testing.assert_allclose(there.cells.sums, alone.cells.sums, atol=1e-5)
-    everywhere = np.indices(table.shape).reshape(2, -1)
-    found, wanted = (fit.params.theta(*everywhere) for fit in (there, alone))
-    np.testing.assert_allclose(found, wanted, atol=2e-3)
-    assert np.abs(wanted - impute(table, **options).params.theta(*everywhere)).max() > 0.1
+        imputed(progress=killed)
+    there, here = imputed(), impute(table, **MODES["chosen"])
+    assert transport.exchanges == 1
+    assert np.array_equal(there.params.sites, here.params.sites)
+    assert there.ledger.summary() == here.ledger.summary()
 
 
 class Killed(Exception):
@@ -168,18 +172,19 @@ def killed_at(round_: int) -> Any:
 
 
 def test_tables_in_real_processes_go_on_through_kills_of_the_server(tmp_path: Path) -> None:
-    """Every mode, over TLS, from its checkpoint; before and after a structure was chosen."""
+    """Over TLS: with rounds from a checkpoint, without from what the sites sent."""
     table = owned(small_table(workers=3, records=200))
     everywhere = np.indices(table.shape).reshape(2, -1)
-    modes = {name: MODES[name] for name in ("observed", "chosen")}
-    modes["owned"] = {"mode": "site-owner", "structure": OWNED, "rounds": 8}
+    owned_mode = {"mode": "site-owner", "structure": OWNED, "rounds": 8}
+    modes = {"observed": MODES["observed"], "chosen": MODES["chosen"], "owned": owned_mode}
     with real_sites(frames(table), tmp_path) as transport:
         for name, options in modes.items():
             here = impute(table, seed=3, **options)
-            kept = {"checkpoint": tmp_path / f"{name}.checkpoint", "grid": table.grid, "seed": 3}
-            for round_ in (2, 6, None):
+            checkpoint = {"checkpoint": tmp_path / f"{name}.checkpoint"} if name == "owned" else {}
+            for round_ in (1, 6, None) if name == "owned" else (1, None):
                 server = RemoteFederation(transport, tmp_path / name, columns=COLUMNS, masks=False)
-                again = {**kept, **options, "resume": round_ != 2}
+                again = {"grid": table.grid, "seed": 3, **checkpoint, **options}
+                again |= {"resume": round_ != 1} if name == "owned" else {}
                 if round_ is None:
                     there = impute(server, **again)
                 else:
@@ -193,52 +198,13 @@ def test_tables_in_real_processes_go_on_through_kills_of_the_server(tmp_path: Pa
             assert there.params.rank == here.params.rank
 
 
-def test_a_server_that_was_killed_goes_on_with_its_sites(tmp_path: Path) -> None:
-    """From its members and checkpoint; sites keep their memories, and the answer is the same."""
-    table = small_table(workers=5, records=260)
-    sites = sites_of(table, tmp_path / "sites")
-
-    def run() -> Run:
-        there = RemoteFederation(LocalTransport(sites), tmp_path / "server", columns=COLUMNS)
-        return observed_run(table, federation=there, seed=3)
-
-    whole = observed_run(table, seed=3)
-    for _ in range(6):
-        whole.step()
-    first = run()
-    first.until(Stop(rounds=3), checkpoint=tmp_path / "checkpoint")
-    second = run()
-    second.restore(tmp_path / "checkpoint")
-    second.until(Stop(rounds=6))
-    np.testing.assert_allclose(second.state.statistics, whole.state.statistics, atol=1e-12)
-    assert second.records.column("answered").tolist() == [5] * 7
-    assert second.state.generation == 0
-    # The server that came back tells the constants and settings once more, in long envelopes.
-    ways = (("up", "messages"), ("up", "payload"), ("up", "envelope"), ("down", "payload"))
-    told, all_told = (run.ledger.summary()["round"] for run in (second, whole))
-    assert all(told[way][part] == all_told[way][part] for way, part in ways)
-
-
-def test_a_site_that_lost_its_disk_comes_back_and_memories_begin_anew(tmp_path: Path) -> None:
-    table = small_table(workers=4, records=200)
-    sites = sites_of(table, tmp_path)
-    there = RemoteFederation(LocalTransport(sites), columns=COLUMNS, pause=0.0)
-    run = observed_run(table, federation=there, seed=3)
-    for number in range(30):
-        if number == 4:
-            shutil.rmtree(tmp_path / table.workers[1])
-        run.step()
-    assert run.state.generation == 1
-    assert np.allclose(sums_of(run), table.pooled.sums, atol=0.05)
-
-
 def test_an_owner_s_rule_on_small_groups_holds_for_cells(tmp_path: Path) -> None:
     table = small_table(workers=3, records=200)
     rules = emfed.network.SiteRules.loosest(smallest_group=3)
     sites = sites_of(table, tmp_path, rules=rules)
     federation = RemoteFederation(LocalTransport(sites), columns=COLUMNS, attempts=1)
     with pytest.raises(emfed.ParticipationError, match="no cell with as few records"):
-        impute(federation, grid=table.grid, rounds=1)
+        impute(federation, grid=table.grid)
 
 
 def test_a_grid_makes_rows_of_a_site_s_own_records() -> None:
@@ -295,14 +261,14 @@ def test_masked_sums_of_cells_come_to_the_pooled_fit_everywhere(mode: str, tmp_p
     np.testing.assert_array_equal(there.ledger.counts, here.ledger.counts)
     keys = table.site * table.shape[1] + table.time
     several = np.bincount(keys)[keys] >= 2
-    apart = impute(table.keep(several), compressor=emfed.Identity(), **MODES[mode], seed=3)
+    apart = impute(table.keep(several), **MODES[mode], seed=3)
     np.testing.assert_allclose(apart.params.theta(*everywhere), wanted, rtol=1e-6, atol=1e-6)
 
 
 def test_real_processes_mask_cells_and_refuse_those_of_few_observers(tmp_path: Path) -> None:
     """By default between machines, and under the default rules: three observers a cell."""
     table = small_table(workers=4, records=900)
-    settings: dict[str, Any] = {"structure": Structure(rank=1, penalty=3.0), "rounds": 2}
+    settings: dict[str, Any] = {"structure": Structure(rank=1, penalty=3.0)}
     with real_sites(frames(table), tmp_path, masked=True) as transport:
         network = RemoteFederation(transport, columns=COLUMNS, attempts=2)
         with pytest.raises(emfed.ParticipationError, match="observers=3"):

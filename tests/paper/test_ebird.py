@@ -28,7 +28,6 @@ records = 1500
 observers = 60
 sites = 60
 months = 48
-rounds = 6
 
 [runs."Mallard, simulated"]
 
@@ -87,7 +86,7 @@ def test_a_download_of_one_s_own(tmp_path: Path) -> None:
     config.write_text(
         'title = "Mine"\nabout = "My download."\nshows = "Its trend."\n'
         f'[runs."Mallard"]\ndata = "ebird"\nobservations = "{file}"\nspecies = "Mallard"\n'
-        "groups = 4\nrounds = 4\n"
+        "groups = 4\n"
     )
     result = reproduce(["ebird"], tmp_path / "out", config=config)
     assert result.holds
@@ -150,7 +149,7 @@ def test_gaussian_runs_are_of_counts_as_the_paper_has_them() -> None:
 
 def test_all_records_may_be_fitted_in_a_period_by_a_family(tmp_path: Path) -> None:
     settings = TableSettings(
-        records=600, observers=30, sites=20, months=24, family="poisson", holdout=0, rounds=2
+        records=600, observers=30, sites=20, months=24, family="poisson", holdout=0
     )
     columns, trend = run_table(settings, 0, lambda share: None)
     assert np.isnan(columns["rmse"]).all()

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from emfed.algorithms.auto import AutoEM
-from emfed.algorithms.cells import CellEM
 from emfed.algorithms.em import EM
 from emfed.algorithms.fed_em import FedEM
 from emfed.algorithms.participation import Bernoulli, Everyone, FixedSize, Schedule
@@ -30,7 +29,7 @@ def _read(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 ALGORITHMS: Registry[Algorithm] = Registry(
-    "algorithm", {cls.name: cls for cls in (EM, FedEM, VRFedEM, AutoEM, CellEM)}, _read
+    "algorithm", {cls.name: cls for cls in (EM, FedEM, VRFedEM, AutoEM)}, _read
 )
 """Every algorithm by name."""
 build_algorithm = ALGORITHMS.build
@@ -40,7 +39,6 @@ __all__ = [
     "EM",
     "AutoEM",
     "Bernoulli",
-    "CellEM",
     "Decreasing",
     "Everyone",
     "FedEM",

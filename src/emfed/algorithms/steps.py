@@ -13,7 +13,7 @@ import numpy as np
 
 from emfed.algorithms import memory
 from emfed.compressors import Identity
-from emfed.core.errors import NumericalError, WireError, check_range
+from emfed.core.errors import NumericalError, check_range
 from emfed.core.messages import ENERGY_UNIT
 from emfed.core.protocols import (
     Compressed,
@@ -161,44 +161,12 @@ class Channel:
     in_metric: bool
     """Whether vectors are compressed in the model's metric; the paper compresses in the Euclidean
     one."""
-    own: bool = False
-    """Whether vectors have lengths of their own: then workers' streams keep a distance, and alpha,
-    where it is open, is that of `own_rates`."""
 
     def uniforms(
         self, seed: int, round_: int, purpose: Purpose, workers: IntArray, q: int
     ) -> FloatArray:
         """The randomness of these workers' messages."""
-        count = self.compressor.draws(q)
-        streams = apart(workers, -(-count // 4)) if self.own and count else workers
-        return uniforms(seed, round_, purpose, streams, count)
-
-
-def apart(workers: IntArray, blocks: int) -> IntArray:
-    """Addresses of streams that never overlap, though workers draw unequal amounts.
-
-    A stream of b blocks at address a covers a b to (a + 1) b: the first of them after i 2**32 is
-    worker i's, whatever the others draw.
-    """
-    return -(-(workers << 32) // blocks)
-
-
-def own_rates(
-    operator: Compressor, innovations: FloatArray, bound: float
-) -> tuple[FloatArray, bool]:
-    """alpha = 1 / (1 + omega) with the noise of each innovation itself, and whether to tell it.
-
-    The theorems take the worst vector's omega, several times what most vectors meet. Any rate that
-    is a function of the innovation, and not of the dither, keeps memories unbiased, and this one
-    contracts them fastest; it never lies below the worst vector's. It travels in one byte, as
-    sixty-fourths.
-    """
-    noise = operator.variance(innovations)
-    if noise is None:
-        return np.full(len(innovations), bound), False
-    square = (innovations**2).sum(axis=1)
-    own = noise / np.where(square > 0, square, 1.0)
-    return np.maximum(np.floor(64 / (1 + own)) / 64, 1 / 64), True
+        return uniforms(seed, round_, purpose, workers, self.compressor.draws(q))
 
 
 @dataclass(frozen=True)
@@ -485,14 +453,10 @@ def read_upload(
     request: Request,
     evaluations: int,
     payload: bytes,
-    size: int = 0,
 ) -> Replies:
-    """The inverse of `hold_upload` for the one worker of a request: what the server reads.
-
-    ``size`` is the number of its statistics, where they are its own.
-    """
+    """The inverse of `hold_upload` for the one worker of a request: what the server reads."""
     channel, workers = _channel_of(channel, request), request.workers
-    sent = receive(model, channel, seed, request, Purpose.COMPRESSION, workers, payload, size)
+    sent = receive(model, channel, seed, request, Purpose.COMPRESSION, workers, payload)
     return Replies(
         workers=request.workers,
         rounds=np.array([request.round]),
@@ -518,17 +482,14 @@ def transmit(
     u = channel.uniforms(seed, request.round, purpose, streams, q)
     message = operator.compress(metric.whiten(vectors), u)
     values = metric.unwhiten(operator.decompress(message, u, q))
-    rates, told = _rates(channel, message, u, q), False
-    if channel.own and channel.memory_rate is None:
-        rates, told = own_rates(operator, vectors, 1 / (1 + operator.omega(q)))
+    rates = _rates(channel, message, u, q)
     form, dither = operator.form(q), operator.dither(u, q)
     if request.encode:
         payload = encode_payload(message.take(0), form, None if dither is None else dither[0])
-        payload = bytes([int(64 * rates[0])]) * told + payload
         return Sent(values, rates, np.array([len(payload)]), payload)
     if not request.count_bytes:
         return Sent(values, rates, np.zeros(len(vectors), dtype=np.int64))
-    return Sent(values, rates, payload_sizes(message, form, dither) + told)
+    return Sent(values, rates, payload_sizes(message, form, dither))
 
 
 def _rates(channel: Channel, message: Compressed, u: FloatArray, q: int) -> FloatArray:
@@ -545,21 +506,16 @@ def receive(
     purpose: Purpose,
     streams: IntArray,
     payload: bytes,
-    size: int = 0,
 ) -> Sent:
     """One vector from the payload that `transmit` made of it."""
-    q, operator, told = size or len(request.statistics), channel.compressor, None
-    if channel.own and channel.memory_rate is None and own_rates(operator, np.ones((1, q)), 1)[1]:
-        if not payload or not 0 < payload[0] <= 64:
-            raise WireError("an upload begins with its memory rate in sixty-fourths.")
-        told, payload = np.array([payload[0] / 64]), payload[1:]
+    q, operator = len(request.statistics), channel.compressor
     u = channel.uniforms(seed, request.round, purpose, streams, q)
     dither = operator.dither(u, q)
     message = decode_payload(payload, operator.form(q), None if dither is None else dither[0])
     metric = model.metric(request.params) if channel.in_metric else IdentityMetric()
     whole = Compressed(message.reals[None], message.symbols[None].astype(np.int32))
     values = metric.unwhiten(operator.decompress(whole, u, q))
-    rates = _rates(channel, whole, u, q) if told is None else told
+    rates = _rates(channel, whole, u, q)
     return Sent(values, rates, np.array([len(payload)]))
 
 

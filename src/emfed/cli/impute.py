@@ -27,7 +27,7 @@ from emfed.imputation import (
     read_records,
 )
 from emfed.imputation.ebird import COVARIATES
-from emfed.imputation.fit import THEN
+from emfed.imputation.fit import ONE_UPLOAD, THEN
 from emfed.imputation.report import write_report
 from emfed.imputation.space import places_of
 
@@ -130,7 +130,7 @@ def _fit(table: FieldTable, options: Options) -> Imputation:
             site_covariates=_frame(options.site_covariates),
             time_covariates=_frame(options.time_covariates),
             compressor=None if chosen is None else parse_compressor(chosen),
-            callbacks=[bar] if bar else [],
+            callbacks=[bar] if bar and options.mode not in ONE_UPLOAD else [],
             progress=bar.stage if bar else None,
         )
         return result.sampled(bar.stage if bar else None)
@@ -225,7 +225,7 @@ def _print(console: Console, result: Imputation, summary: dict[str, Any], option
         ("workers", str(summary["workers"])),
         ("mode, family", f"{summary['mode']}, {summary['family']['family']}"),
         ("rank", str(summary["rank"])),
-        ("rounds", str(summary["rounds"])),
+        *([("rounds", str(summary["rounds"]))] if summary["mode"] not in ONE_UPLOAD else []),
         ("kB up per worker", f"{summary['bytes_up_per_worker'] / 1000:.2f}"),
     ):
         table.add_row(name, value)

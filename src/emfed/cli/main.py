@@ -311,8 +311,8 @@ def impute(
     mode: Annotated[
         str,
         option(
-            "observed, cell, paper or site-owner. In the first three the server ends with every "
-            "worker's count of every cell; site-owner tells it less.",
+            "observed, cell, paper or site-owner. In the first two every worker sends the sums of "
+            "its cells once; site-owner tells the server less.",
             panel=HOW,
         ),
     ] = "observed",
@@ -371,14 +371,20 @@ def impute(
         ),
     ] = 0,
     rounds: Annotated[
-        int | None, option("Rounds; as many as the mode needs if left out.", min=1, panel=RUN)
+        int | None,
+        option("Rounds of modes paper and site-owner; 100 or more if left out.", min=1, panel=RUN),
     ] = None,
     participation: Annotated[
-        float, option("Share of workers in a round.", names="--participation -p", panel=RUN)
-    ] = 1.0,
+        float | None,
+        option("Share of workers in a round (site-owner).", names="--participation -p", panel=RUN),
+    ] = None,
     compressor: Annotated[
         str | None,
-        option("none, dithering:LEVELS, block:SIZE, subtractive:NOISE, sparse:SHARE.", panel=RUN),
+        option(
+            "none, dithering:LEVELS, block:SIZE, subtractive:NOISE, sparse:SHARE (paper, "
+            "site-owner).",
+            panel=RUN,
+        ),
     ] = None,
     seed: Annotated[int, option("Seed of groups and algorithm.", min=0, panel=RUN)] = 0,
     json_output: OnlyJson = False,

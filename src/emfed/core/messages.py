@@ -309,61 +309,15 @@ class Request:
 
 
 @dataclass(frozen=True, eq=False)
-class Supports:
-    """Where each worker's statistics lie among the server's, where workers have their own.
-
-    The server has one for each cell of a large table that somebody observed, ``keys``; worker i has
-    those at ``places[offsets[i]:offsets[i + 1]]``, increasing, one for each of its rows.
-    """
+class WorkerCells:
+    """The cells of a large table that one worker observed, and what it tells of them."""
 
     keys: IntArray
-    offsets: IntArray
-    places: IntArray
+    """Positions in the table, row by row, increasing."""
     weights: FloatArray
-    """What each cell of each worker counts for."""
-
-    @classmethod
-    def of(cls, parts: Sequence[tuple[IntArray, FloatArray]]) -> Supports:
-        """Read what every worker tells: its cells and their weights."""
-        keys, places = np.unique(np.concatenate([own for own, _ in parts]), return_inverse=True)
-        offsets = np.cumsum([0, *(len(own) for own, _ in parts)])
-        return cls(keys, offsets, places, np.concatenate([w for _, w in parts]))
-
-    @property
-    def sizes(self) -> IntArray:
-        """How many statistics each worker has."""
-        return np.diff(self.offsets)
-
-    def of_worker(self, worker: int) -> tuple[IntArray, FloatArray]:
-        """One worker's cells and their weights."""
-        part = slice(int(self.offsets[worker]), int(self.offsets[worker + 1]))
-        return self.keys[self.places[part]], self.weights[part]
-
-    def at(self, workers: IntArray) -> IntArray:
-        """Positions in ``places`` of some workers that have as many as each other."""
-        return self.offsets[workers][:, None] + np.arange(self.sizes[workers[0]])
-
-    def where(self, workers: IntArray) -> IntArray:
-        """Positions in ``places`` of any workers, one after the other."""
-        sizes = self.sizes[workers]
-        starts = np.cumsum(sizes) - sizes
-        return np.arange(sizes.sum()) + np.repeat(self.offsets[workers] - starts, sizes)
-
-    def take(self, workers: IntArray, values: FloatArray) -> FloatArray:
-        """The server's values at the cells of such workers; of none, none."""
-        return values[self.places[self.at(workers)]] if len(values) else values
-
-    def total(self, values: FloatArray) -> FloatArray:
-        """Values of all workers' cells, worker by worker, added up by cell."""
-        return np.asarray(np.bincount(self.places, values, len(self.keys)), dtype=np.float64)
-
-    def spread(self, workers: IntArray, values: FloatArray) -> Any:
-        """Vectors of workers as rows of one sparse array: zero where a worker saw nothing."""
-        from scipy.sparse import csr_array  # here, because few fits need it
-
-        starts = np.concatenate([[0], np.cumsum(self.sizes[workers])])
-        shape = (len(workers), len(self.keys))
-        return csr_array((np.ravel(values), self.places[self.where(workers)], starts), shape=shape)
+    """How often each was observed, or the exposure."""
+    sums: FloatArray
+    """Sums of the values."""
 
 
 @dataclass(frozen=True)
@@ -377,7 +331,6 @@ class Replies:
     workers: IntArray
     rounds: IntArray
     values: FloatArray
-    """Dense, or sparse where workers have `Supports`: what is done with it is sums over rows."""
     rates: FloatArray
     evaluations: IntArray
     bytes_up: IntArray
@@ -401,15 +354,9 @@ class Replies:
         """All rows of several batches, in order."""
         told = [batch.energies for batch in batches if batch.energies is not None]
         batches = [cls.empty(q), *batches]
-        rows = {n: [getattr(b, n) for b in batches] for n in cls._ROWS}
-        spread = [values for values in rows["values"] if not isinstance(values, np.ndarray)]
-        joined = {n: np.concatenate(v) for n, v in rows.items() if not (spread and n == "values")}
-        if spread:
-            from scipy.sparse import vstack
-
-            joined["values"] = vstack(spread, format="csr")
+        rows = {n: np.concatenate([getattr(b, n) for b in batches]) for n in cls._ROWS}
         return cls(
-            **joined,
+            **rows,
             lost_memory=np.concatenate([b.lost_memory for b in batches]),
             energies=np.concatenate(told) if told else None,
             overflow=max(batch.overflow for batch in batches),
@@ -447,8 +394,8 @@ class Opening:
     """Names of the workers, where they have any."""
     totals: FloatArray | None = None
     """What each worker counts for, where rows have weights; else its count."""
-    supports: Supports | None = None
-    """Where workers have statistics of their own: which."""
+    cells: Sequence[WorkerCells] | None = None
+    """Where workers tell cells of a table: those of each."""
     effective: float | None = None
     """With masks, where counts and summaries are everybody's alone: `Crowd.effective`."""
     sizes: IntArray | None = None

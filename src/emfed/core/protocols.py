@@ -43,8 +43,8 @@ from emfed.core.messages import (
     StateField,
     StepInfo,
     Summaries,
-    Supports,
     View,
+    WorkerCells,
     WorkerStates,
 )
 
@@ -64,7 +64,6 @@ __all__ = [
     "FloatArray",
     "Form",
     "HasColumns",
-    "HasSupports",
     "Heard",
     "HeldUp",
     "IdentityMetric",
@@ -86,6 +85,7 @@ __all__ = [
     "Replies",
     "Request",
     "RequestKind",
+    "WorkerCells",
     "WorkerStates",
     "ScoresRows",
     "ServerState",
@@ -94,8 +94,8 @@ __all__ = [
     "StartsFromClusters",
     "StepInfo",
     "Summaries",
-    "Supports",
     "Task",
+    "TellsCells",
     "View",
     "WHOLE",
     "ModelWords",
@@ -546,19 +546,19 @@ class HidesValues(Protocol):
 
 
 @runtime_checkable
-class HasSupports(Protocol):
-    """A model whose workers have statistics of their own, one a row: cells of a large table.
+class TellsCells(Protocol):
+    """A model whose workers tell cells of a large table in the opening, and nothing afterwards.
 
-    Its ``layout`` is empty, and where others send means these send sums: workers count alike.
+    Its ``layout`` is empty.
     """
 
     @property
     def cells(self) -> int:
-        """How many the table has, seen or not."""
+        """How many the table has, observed or not."""
         ...
 
-    def support(self, data: Any) -> tuple[IntArray, FloatArray]:
-        """Which cells one worker's rows are of, increasing, and what each counts for."""
+    def own_cells(self, data: Any) -> WorkerCells:
+        """The cells that one worker's rows are of."""
         ...
 
 
@@ -688,18 +688,9 @@ class Algorithm(ABC):
     def broadcasts_steps(self) -> bool:
         """Whether workers may be sent quantised steps instead of the statistics in full."""
 
-    @property
-    def tells_statistics(self) -> bool:
-        """Whether requests carry anything that workers compute with."""
-        return True
-
     def asks(self, state: ServerState) -> RequestKind:
         """The kind of the next request."""
         return "round"
-
-    def told(self, state: ServerState) -> FloatArray:
-        """What workers are sent, of which each gets what lies in its support."""
-        return state.statistics
 
     @property
     def revisits_rows(self) -> bool:

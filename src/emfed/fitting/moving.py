@@ -210,7 +210,7 @@ def can_move(session: Session, parts: Sequence[int], algorithm: Algorithm, is_au
         return several and len(parts) == 1
     led = isinstance(algorithm, AutoEM) and not algorithm.follow_em
     led = led if several else is_auto and len(parts) > 1
-    few = session.effective < MERGE_FROM and session.supports is None
+    few = session.effective < MERGE_FROM
     able = all(isinstance(model, SplitsComponents) for model in models)
     return led and few and able and max(model.n_components for model in models) > 1
 

@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol, final, runtime_checkable
 
 import numpy as np
 
-from emfed.algorithms import EM, CellEM, Everyone
+from emfed.algorithms import EM, Everyone
 from emfed.algorithms.memory import gap
 from emfed.algorithms.steps import energy_of, held, rounded_statistics, settled
 from emfed.core.errors import (
@@ -46,7 +46,7 @@ from emfed.core.protocols import (
 )
 from emfed.core.records import Records, RoundRecord
 from emfed.core.storage import DISK, Disk, load_checkpoint, save_checkpoint
-from emfed.core.wire import count_sizes, floats_size, numbers_size
+from emfed.core.wire import count_sizes, numbers_size
 from emfed.fitting.session import Session, of_everyone, recast
 from emfed.fitting.stopping import PATIENCE, Callback, Monitor, Stop
 from emfed.fitting.verifying import better, lifted, verify
@@ -349,10 +349,6 @@ class Run(Rounds):
     def memory_gap(self) -> float:
         """The relative violation of V = sum w_i (V_i + accepted pending): zero up to rounding."""
         workers, rows = self.federation.worker_states()
-        supports = self.session.supports
-        if supports is not None and rows:
-            spread = {n: supports.spread(workers, rows[n]) for n in ("memory", "pending")}
-            rows = rows | spread
         return gap(
             self.state.memory, self.state.generation, self.accepted, self.weights, workers, rows
         )
@@ -411,9 +407,8 @@ class Run(Rounds):
         )
         workers = self.session.attendance.asked(drawn, look=self.purpose == "round")
         workers = workers if more is None else np.union1d(workers, more)
-        told, params, masks = self.algorithm.told(state), None, self.session.masks
-        if self.session.supports is None:
-            params = self.model.maximize(settled(told)) if masks else self.params
+        told, masks = state.statistics, self.session.masks
+        params = self.model.maximize(settled(told)) if masks else self.params
         return Request(
             round=state.round,
             generation=state.generation,
@@ -435,10 +430,6 @@ class Run(Rounds):
 
         A worker whose upload of round r was accepted had the statistics of round r.
         """
-        supports = self.session.supports
-        if supports is not None:
-            sizes = floats_size(0) + (floats_size(1) - floats_size(0)) * supports.sizes[workers]
-            return sizes if self.algorithm.tells_statistics else 0 * sizes
         derived = at_origin(self.model, self.state.statistics)
         size = 0 if derived else numbers_size(self.state.statistics)
         full = np.full(len(workers), size)
@@ -576,7 +567,7 @@ class Run(Rounds):
         if self.session.attend(request.workers, heard, lost):
             return self._rebind(request, replies, time.perf_counter() - began)
         probabilities = self.participation.probabilities(replies.workers, self.federation.size)
-        if self.session.masks and self.session.supports is None:
+        if self.session.masks:
             request = replace(request, params=self.params)  # steps are followed from S itself
         told = Heard(request, replies, self.weights[replies.workers], probabilities)
         new, info = self.algorithm.server_step(self.model, self.seed, state, told)
@@ -659,12 +650,8 @@ class Run(Rounds):
         if self.purpose != "round":
             raise MembersChanged(f"who is here changed in round {request.round} of a search.")
         before, model = self.model, self.session.view(self.view)
-        if self.session.supports is not None:
-            self.state = self._attended(self.state)
-            statistics = self.state.statistics
-        else:
-            reached = self.state.statistics if self.kept is None else self.kept
-            statistics = recast(before, model, reached)
+        reached = self.state.statistics if self.kept is None else self.kept
+        statistics = recast(before, model, reached)
         if not model.inside(statistics):  # the parameters fit these rows so badly: begin anew
             statistics = model.statistics_of(model.start(self.seed))
         self.first = statistics  # of other rows, what it was before does not compare
@@ -675,22 +662,6 @@ class Run(Rounds):
         return self.restart(
             statistics, replace(nothing, answered=len(replies.workers), seconds=seconds)
         )
-
-    def _attended(self, state: ServerState) -> ServerState:
-        """Where workers have statistics of their own: the algorithm knows the cells of the others.
-
-        Returns the state that it goes on from.
-        """
-        session, algorithm = self.session, self.algorithm
-        supports, here = session.supports, session.attendance.here
-        assert supports is not None
-        assert isinstance(algorithm, CellEM)
-        counted = np.repeat(here, supports.sizes)
-        weights = supports.total(supports.weights * counted)
-        told = {name: values[here] for name, values in session.opening.summaries.items()}
-        self._given, state = algorithm.attended(weights, session.counts[here], told, state)
-        self.algorithm = self._given
-        return state
 
     def restart(self, statistics: FloatArray, record: RoundRecord | None = None) -> RoundRecord:
         """A round without a step: all memories start at zero, in a new phase from these statistics.
@@ -758,7 +729,7 @@ class Run(Rounds):
 
     def _lift(self) -> bool:
         """Go on without shares near zero that EM would bring back, if there are any."""
-        if self.lifts == MOST_LIFTS or self.session.supports is not None:
+        if self.lifts == MOST_LIFTS:
             return False
         with contextlib.suppress(ParticipationError):  # who is not there cannot tell
             if (there := of_everyone(self.session, lambda: lifted(self))) is not None:
@@ -775,7 +746,7 @@ class Run(Rounds):
         exact = isinstance(self.algorithm, EM) and isinstance(self.participation, Everyone)
         watched = exact or self.algorithm.sure(self.state) is not None
         there = np.array_equal(self.first, self.state.statistics)
-        if watched or there or self.session.supports is not None:
+        if watched or there:
             return False
         with contextlib.suppress(ParticipationError):  # who is not there cannot tell
             settled = better(self, self.first)
@@ -875,8 +846,6 @@ class Run(Rounds):
         cost = description.get("kept_cost")
         self.kept_cost = np.inf if cost is None else cost
         self.thinned, self.lifts = description.get("thinned", 0), description.get("lifts", 0)
-        if self.session.supports is not None and not self.session.attendance.here.all():
-            self._attended(self.state)
         self.algorithm = self._resolved()
         self.phase, self.since = description["phase"], description["since"]
         self.accepted = arrays["accepted"]

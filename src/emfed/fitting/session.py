@@ -190,13 +190,7 @@ class Session:
         self.opening = self._first = opening
         self.counts, self._all = opening.counts, (opening.counts, opening.totals)
         self._totals = opening.counts if opening.totals is None else opening.totals
-        self.supports = opening.supports
-        """Where workers have statistics of their own: which. Then sums add up, with weights 1."""
-        self._shares = (
-            np.ones(len(self._totals))
-            if opening.supports
-            else worker_weights(weights, self._totals)
-        )
+        self._shares = worker_weights(weights, self._totals)
         """w_i while everyone is here."""
         self.attendance = Attendance.of(federation.size)
         self.missed = 0
@@ -220,7 +214,7 @@ class Session:
 
         Where they count alike the sum does not tell that.
         """
-        return self.masks and not self.federation.uniform and self.supports is None
+        return self.masks and not self.federation.uniform
 
     @property
     def columns(self) -> tuple[str, ...] | None:
@@ -246,7 +240,7 @@ class Session:
         opening = self.opening
         here: Any = slice(None) if everyone else self.attendance.here
         shares = self._shares if everyone else self._shares * here
-        self.weights = shares if everyone or self.supports else shares / shares.sum()
+        self.weights = shares if everyone else shares / shares.sum()
         effective = opening.effective
         self.effective = 1 / float(self.weights @ self.weights) if effective is None else effective
         """How many workers of equal weight they are worth."""

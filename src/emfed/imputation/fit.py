@@ -2,34 +2,30 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
-from functools import partial
 from math import inf
 from pathlib import Path
-from typing import Any, Literal, TypeVar, final
+from typing import Any, Literal, final
 
 import numpy as np
 
-from emfed.algorithms import CellEM, Everyone, FedEM
-from emfed.algorithms.cells import default_step
+from emfed.algorithms import Everyone, FedEM
 from emfed.artifacts.result import Result
-from emfed.compressors import Dithering, Identity
+from emfed.compressors import Dithering
 from emfed.core.configuration import check_keys
 from emfed.core.errors import DataError, NumericalError, SettingsError, check_count, check_type
-from emfed.core.protocols import WHOLE, Compressor, Crowd, Federation, FloatArray, Participation
-from emfed.core.records import RoundRecord
+from emfed.core.protocols import Compressor, Federation, FloatArray, Participation
+from emfed.core.records import Records
 from emfed.core.streams import check_seed
-from emfed.core.wire import LARGEST_PAYLOAD
 from emfed.data.workers import WorkerData
 from emfed.fitting.driver import Watch, run_fit, threads_of
 from emfed.fitting.progress import progress as progress_bar
-from emfed.fitting.rounds import Run
-from emfed.fitting.session import Session, digest
+from emfed.fitting.rounds import opening_record
 from emfed.fitting.settings import PATIENCE, FitSettings, participants
 from emfed.fitting.stopping import Callback, Stop
-from emfed.imputation.cells import WARM_SWEEPS, Observed, Proximal, mean_of
 from emfed.imputation.choice import Choice, Search
 from emfed.imputation.families import CellFamily, NegativeBinomialCells, ZeroInflatedCells
 from emfed.imputation.intake import read_records
@@ -37,29 +33,26 @@ from emfed.imputation.lowrank import Cells, Covariates, Structure, TableParamete
 from emfed.imputation.paper import ALPHA, BATCH, EPOCHS, GAMMA, QUANTISER, BatchKind, PaperRun
 from emfed.imputation.result import Imputation
 from emfed.imputation.space import neighbours, places_of
+from emfed.imputation.sums import gathered, gathered_masked
 from emfed.imputation.sweeps import Solver
 from emfed.imputation.table import FieldTable, Grid, known_table
-from emfed.models.cells import CellSums, PaddedCells, listed_cells
 from emfed.models.owners import Loadings
 from emfed.models.site_owner import COLUMNS, SiteOwner
 from emfed.network import LoopFederation, StackedFederation
 
 Mode = Literal["observed", "cell", "paper", "site-owner"]
 ProgressFunction = Callable[[str, float], None]
-QUANTISER_OF_CELLS = Dithering(levels=3, norm=3, block=128, scales="bfloat16")
-"""Three levels either side of zero, and two bytes of scale for 128 cells. The 3-norm of so many
-cells, a third of which is one level, is about six standard deviations: 1.5 bits a cell."""
-QUANTISER_OF_COUNTS = Dithering(levels=3, norm=2, block=32, scales="bfloat16")
-"""Counts themselves have long tails: a scale for fewer of them."""
 QUANTISER_OF_TIMES = Dithering(levels=3, norm=inf, block="row", scales="bfloat16")
-ROUNDS = {"observed": 10, "cell": 200, "site-owner": 100}
+OWNERS_ROUNDS = 100
+"""Rounds of mode "site-owner" where no limit is given."""
+ONE_UPLOAD = ("observed", "cell")
+"""Modes whose workers send the sums of their cells once."""
 THEN = "then the bounds"
 """What bars say that comes after the rounds."""
-_PILOT_ROUNDS = 5
-"""Rounds after which the server knows cells well enough to choose a structure. Not tuned: the
-choice is made once, and the rounds go on from there."""
 _SWEEPS, _TOLERANCE = 500, 1e-7
-"""How T(S) is finished."""
+"""Sweeps of T(S) at most, and the relative fall of the objective at which they end."""
+_ROUGH_SWEEPS = 3
+"""Sweeps after Ctrl-C."""
 
 
 @final
@@ -70,10 +63,10 @@ class ImputeSettings:
     Parameters
     ----------
     mode : {"observed", "cell", "paper", "site-owner"}
-        How cells are fitted: "observed" (cell sums by compressed innovations; any family), "cell"
-        (the paper's statistic with a convergent step; Gaussian), "paper" (FedMissEM as printed,
-        which hardly leaves its start; Gaussian), or "site-owner" (each site belongs to one worker,
-        whose factors stay there; Gaussian).
+        How cells are fitted: "observed" (workers send the sums of their cells once; any family),
+        "cell" (the same with the paper's model of a table, an offset and factors; Gaussian),
+        "paper" (FedMissEM as printed, which hardly leaves its start; Gaussian), or "site-owner"
+        (each site belongs to one worker, whose factors stay there; Gaussian).
     structure : Structure or None
         The rank and the penalties. Without it they are chosen by cross-validation on what the
         server knows; "site-owner" takes a default, as its server knows no cells.
@@ -101,7 +94,8 @@ class ImputeSettings:
         What is known of times, in a frame with a column ``time`` or in the order of the grid;
         "observed" only.
     compressor : Compressor or None
-        The operator that compresses uploads.
+        The operator that compresses uploads; "site-owner" and "paper" only, as are all settings of
+        rounds.
     participation : Participation, float or None
         Who takes part in a round: None is everyone, a number the probability of each.
     step_size : float or None
@@ -119,8 +113,8 @@ class ImputeSettings:
         How many draws of the parameters estimates and bounds rest on; 0 for 200, and fewer where
         the table is very large.
     rounds : int or None
-        The largest number of rounds. Without a limit, "observed" makes 10 rounds, "cell" 200,
-        "site-owner" 100 and "paper" 150 epochs.
+        The largest number of rounds. Without a limit, "site-owner" makes 100 rounds and "paper"
+        150 epochs.
     epochs : float or None
         The most conditional expectations, in units of all cells.
     field_tol : float or None
@@ -132,8 +126,8 @@ class ImputeSettings:
     seed : int
         The seed of all draws.
     patience : int or None
-        After how many rounds in a row without an answer a worker is away: its cells no longer
-        count, until it is back. None waits for ever, with what it last told.
+        After how many rounds in a row without an answer a worker is away: it no longer counts
+        until it is back. None waits for ever, with what it last told.
     masks : bool or None
         Whether a server that follows the protocol learns sums over workers alone ("observed" and
         "cell"); None is what the federation says: masks between machines with three sites or more.
@@ -148,8 +142,8 @@ class ImputeSettings:
     Examples
     --------
     >>> from emfed.imputation import ImputeSettings
-    >>> ImputeSettings("observed", rank=2).stop.rounds
-    10
+    >>> ImputeSettings("site-owner", rank=2).stop.rounds
+    100
     """
 
     mode: Mode = "observed"
@@ -188,7 +182,9 @@ class ImputeSettings:
             value = getattr(self, field.name)
             given = value is not None if field.default is None else value != field.default
             if given and field.name in UNUSED[self.mode]:
-                raise SettingsError(f"mode {self.mode!r} takes no {field.name}.")
+                once = self.mode in ONE_UPLOAD and field.name in _OF_ROUNDS
+                why = ": its workers send their sums once" if once else ""
+                raise SettingsError(f"mode {self.mode!r} takes no {field.name}{why}.")
         check_seed(self.seed)
         check_count("folds", self.folds, 2)
         check_count("draws", self.draws, 0)
@@ -220,10 +216,12 @@ class ImputeSettings:
 
     @property
     def stop(self) -> Stop:
-        """The limits, with those of the mode where none was given."""
+        """The limits, with those of the mode where none was given; one exchange of sums."""
         rounds, epochs = self.rounds, self.epochs
         if all(limit is None for limit in (rounds, epochs, self.max_bytes, self.seconds)):
-            rounds, epochs = (None, EPOCHS) if self.mode == "paper" else (ROUNDS[self.mode], None)
+            rounds, epochs = {"paper": (None, EPOCHS), "site-owner": (OWNERS_ROUNDS, None)}.get(
+                self.mode, (1, None)
+            )
         return Stop(rounds, epochs, self.field_tol, self.max_bytes, self.seconds)
 
     def shape(self, rank: int, penalty: float, **others: Any) -> Structure:
@@ -231,56 +229,18 @@ class ImputeSettings:
         asked = {name: value for name, value in self.fixed.items() if value is not None}
         return self.structure or Structure(**{"rank": rank, "penalty": penalty, **others, **asked})
 
-    def open(
-        self, federation: Federation, grid: Grid, centred: bool = False
-    ) -> tuple[Session, Cells]:
-        """The opening exchange: who observed which cells, and how often."""
-        model = CellSums(*grid.shape, centred)
-        session = Session(
-            model,
-            federation,
-            columns=COLUMNS,
-            seed=self.seed,
-            count_bytes=not self.masks,  # with masks the sums are here already (`_pooled`)
-            masks=False,
-            patience=self.patience,
-        )
-        supports = session.supports
-        assert supports is not None
-        keys, times, weights = supports.keys, grid.shape[1], supports.total(supports.weights)
-        return session, Cells(keys // times, keys % times, weights, np.zeros(len(keys)), grid.shape)
 
-    def channel(self, session: Session, grid: Grid) -> dict[str, Any]:
-        """How cells travel."""
-        counts = grid.family.counts
-        operator = self.compressor or (QUANTISER_OF_COUNTS if counts else QUANTISER_OF_CELLS)
-        supports, n, step = session.supports, session.federation.size, self.step_size
-        assert supports is not None
-        if step is None:
-            p = self.who.probabilities(session.everyone, n)
-            step = default_step(operator, supports.sizes, Crowd(float(n), float(p.min())))
-        return {"compressor": operator, "step_size": step, "memory_rate": self.memory_rate}
-
-    def run(self, session: Session, algorithm: CellEM, extras: Any = None) -> Run:
-        """Rounds over cells, from zero."""
-        assert session.supports is not None
-        nothing = np.zeros(len(session.supports.keys))
-        run = Run(session, WHOLE, algorithm, nothing, participation=self.who, extras=extras)
-        asked = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in LIMITS}
-        run.fingerprint = {
-            **session.fingerprint(),
-            "algorithm": algorithm.describe(),
-            "participation": self.who.describe(),
-            "settings": digest(repr(asked).encode()),
-        }
-        return run
-
-
+_OF_ROUNDS = {
+    *("compressor", "participation", "step_size", "memory_rate", "patience"),
+    *("rounds", "epochs", "field_tol", "max_bytes", "seconds"),
+}
+"""Settings of exchanges that are made again and again."""
 UNUSED: dict[str, set[str]] = {
-    "observed": {"batch_size", "batch"},
+    "observed": {"batch_size", "batch", *_OF_ROUNDS},
     "cell": {
-        *("batch_size", "batch", "site_covariates", "time_covariates", "step_size"),
+        *("batch_size", "batch", "site_covariates", "time_covariates"),
         *("smoothing", "seasonality", "spatial", "covariate_penalty", "coordinates"),
+        *_OF_ROUNDS,
     },
     "paper": {
         *("patience", "spatial", "covariate_penalty", "coordinates"),
@@ -292,11 +252,6 @@ UNUSED: dict[str, set[str]] = {
     },
 }
 """Settings that a mode has no use for."""
-LIMITS = (
-    *("rounds", "epochs", "field_tol", "max_bytes", "seconds"),
-    *("compressor", "participation", "draws", "patience"),
-)
-"""Settings that a fit may be resumed with others of, or that its algorithm describes."""
 
 
 def impute(
@@ -326,9 +281,9 @@ def impute(
     grid : Grid, optional
         With a federation, what its workers agree on: sites, time bins and family.
     callbacks : callable or iterable of callables
-        Functions of each `RoundRecord`; one that returns True ends the fit.
+        Functions of each `RoundRecord`; one that returns True ends the rounds.
     checkpoint : str or Path, optional
-        A file that the state is written to.
+        A file that the state is written to (mode "site-owner").
     resume : bool
         Whether the fit goes on from the checkpoint, if it is there.
     threads : int
@@ -357,8 +312,8 @@ def impute(
     --------
     >>> from emfed.imputation import impute, simulate_table
     >>> table = simulate_table(900, observers=60, sites=20, months=24, groups=4, seed=0)
-    >>> impute(table, rank=1, penalty=3.0, rounds=4).rounds
-    4
+    >>> impute(table, rank=1, penalty=3.0).rounds
+    1
     """
     check_keys(settings, (f.name for f in fields(ImputeSettings)), "impute")
     given = ImputeSettings(mode, **settings)
@@ -380,7 +335,8 @@ def impute(
     bar_of = progress_bar(given.stop, "impute", True, THEN) if verbose else nullcontext()
     with threads_of(threads), bar_of as bar:
         if bar is not None:
-            watch = replace(watch, callbacks=(bar, *watch.callbacks))
+            if mode not in ONE_UPLOAD:
+                watch = replace(watch, callbacks=(bar, *watch.callbacks))
             progress = progress or bar.stage
         try:
             found = _imputed(given, table, grid, watch, progress)
@@ -400,10 +356,6 @@ def _imputed(
     progress: ProgressFunction | None,
 ) -> Imputation:
     """Fit by the mode, on a table here or a federation."""
-    over_cells = {"observed": _observed, "cell": _cell}.get(given.mode)
-    by_default = isinstance(table, Federation) and table.masks_by_default
-    if over_cells is not None and (by_default if given.masks is None else given.masks):
-        over_cells = partial(_pooled, over_cells)
     if isinstance(table, Federation):
         assert grid is not None
         if given.mode == "paper":
@@ -411,180 +363,133 @@ def _imputed(
                 "mode 'paper' needs the table in this process (ARCHITECTURE.md says why): use mode "
                 "'observed' or 'cell' where sites elsewhere have their own records."
             )
-        if over_cells is not None:
-            return over_cells(given, table, grid, watch, progress)
+        if given.mode in ONE_UPLOAD:
+            return _of_sums(given, table, grid, watch, progress)
         return _site_owner(given, table, known_table(grid), watch)
     if given.mode == "paper":
         return _paper(given, table, watch)
     workers = WorkerData(table.rows, table.offsets, list(table.workers), COLUMNS)
-    if over_cells is not None:
-        found = over_cells(given, StackedFederation(workers), table.grid, watch, progress)
+    if given.mode in ONE_UPLOAD:
+        found = _of_sums(given, StackedFederation(workers), table.grid, watch, progress)
         return replace(found, table=table)
     check_owners(table)
     return _site_owner(given, LoopFederation(workers), table, watch)
 
 
-MOST_MASKED_CELLS = LARGEST_PAYLOAD // 32 - 1000
-"""Numbers of 32 bytes that a message has room for."""
-
-
-def _pooled(
-    fit: Callable[..., Imputation],
-    given: ImputeSettings,
-    network: Federation,
-    grid: Grid,
-    *others: Any,
-) -> Imputation:
-    """Masked sums of cells, then the fit on them at the server.
-
-    Sums of cells depend on no parameters, and residuals follow from them, so two sums tell what all
-    rounds would: how many workers saw each cell of the table, then weights and sums of those cells
-    that enough have seen. Every worker tells of all cells, with zeros where it saw nothing.
-    """
-    if not isinstance(given.who, Everyone) or given.compressor is not None:
-        raise SettingsError(
-            "masked sums of cells are exact, and of everyone: leave out compressor and "
-            "participation, or fit with masks=False, which every site must allow in its rules."
-        )
-    shape = grid.shape
-    if (cells := shape[0] * shape[1]) > MOST_MASKED_CELLS:
-        raise SettingsError(
-            "masked sums need a number of every cell from every site, and this table has "
-            f"{cells:,} cells; at most {MOST_MASKED_CELLS:,} have room in a message. Choose "
-            "coarser bins or fewer places, or fit with masks=False, which every site must allow."
-        )
-    first = Session(PaddedCells(*shape), network, columns=COLUMNS, seed=given.seed, masks=True)
-    seen = np.rint(first.summary["cell_observers"] * first.samples)
-    chosen = seen >= given.observers
-    if not chosen.any():
-        most = int(seen.max())
-        raise DataError(f"no cell was seen by {given.observers} workers; by {most} at most.")
-    model = PaddedCells(*shape, given.observers, listed_cells(chosen))
-    session = Session(model, network, columns=COLUMNS, seed=given.seed, masks=True)
-    sums = [session.summary[name] * session.samples for name in ("cell_weights", "cell_sums")]
-    keys, times = np.flatnonzero(chosen), shape[1]
-    # Weights are counts of records; sums are those of floats, which 2^-96 leaves as they are.
-    rows = np.column_stack([keys // times, keys % times, np.round(sums[0], 9), sums[1]])
-    pooled = LoopFederation(WorkerData(rows, np.array([0, len(rows)]), ["all"], COLUMNS))
-    found = fit(replace(given, masks=True, compressor=Identity()), pooled, grid, *others)
-    session.ledger.restore(session.ledger.counts + first.ledger.counts)
-    return replace(found, ledger=session.ledger)
-
-
-@final
-class _Chosen:
-    """The structure that was chosen in mid-run, which a checkpoint remembers."""
-
-    name = "choice"
-
-    def __init__(self) -> None:
-        self.choice: Choice | None = None
-
-    def __call__(self, record: RoundRecord) -> bool | None:
-        """It has nothing to see."""
-        return None
-
-    def save(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The structure, and all that were tried with their deviances."""
-        choice = self.choice
-        return {}, {} if choice is None else {
-            "best": vars(choice.structure),
-            "tried": [[vars(structure), score] for structure, score in choice.tried],
-        }
-
-    def load(self, arrays: dict[str, Any], about: dict[str, Any]) -> None:
-        """The inverse of `save`."""
-        if about:
-            tried = tuple((Structure(**settings), score) for settings, score in about["tried"])
-            self.choice = Choice(Structure(**about["best"]), tried)
-
-
-def _go_on(run: Run, watch: Watch, *hooks: Any) -> None:
-    """Go on from the checkpoint, if there is one."""
-    if watch.goes_on:
-        assert watch.checkpoint is not None
-        run.restore(watch.checkpoint)
-        run.recall(watch.checkpoint, hooks)
-
-
-def _outcome(
-    given: ImputeSettings, grid: Grid, run: Run, stopped: str, fit: tuple[Any, ...]
-) -> Imputation:
-    """What a run over cells came to: ``fit`` is its parameters, solver, cells and choice."""
-    params, solver, cells, choice = fit
-    table = known_table(grid, run.session.opening, cells, run.session.attendance.here)
-    return Imputation(
-        given.mode,
-        params,
-        solver,
-        table,
-        cells,
-        run.records,
-        run.ledger,
-        stopped,
-        given.seed,
-        choice,
-    )
-
-
-Current = TypeVar("Current", bound=CellEM)
-
-
-def current(run: Run, kind: type[Current]) -> Current:
-    """The algorithm of a run now: it changes with who is here."""
-    assert isinstance(run.algorithm, kind)
-    return run.algorithm
-
-
-def _observed(
+def _of_sums(
     given: ImputeSettings,
     network: Federation,
     grid: Grid,
     watch: Watch,
     progress: ProgressFunction | None,
 ) -> Imputation:
-    seed = given.seed
+    """Every worker sends the sums of its cells once, and T(S) is fitted to them here."""
+    if watch.checkpoint is not None:
+        raise SettingsError(
+            f"mode {given.mode!r} makes one exchange and leaves no checkpoint: a RemoteFederation "
+            "with a directory keeps what its workers sent."
+        )
+    if given.mode == "cell":
+        _check_factors_alone(grid.family, given.structure)
+    began = time.perf_counter()
+    if network.masks_by_default if given.masks is None else given.masks:
+        told = gathered_masked(network, grid, given.seed, given.observers)
+    else:
+        told = gathered(network, grid, given.seed)
+    cells, ledger = told.table.pooled, told.ledger
+    check_varied(grid.family, cells)
+    solver, choice, interrupted = _solver(given, grid, cells, progress)
+    params = solver.fit(cells)
+    record = replace(
+        opening_record(network.size, len(told.table.keys)),
+        round=1,
+        objective=solver.objective(cells, params),
+        bytes_up=ledger.total("up"),
+        bytes_down=ledger.total("down"),
+        payload_up=ledger.total("up", "payload"),
+        payload_down=ledger.total("down", "payload"),
+        epochs=1.0,
+        seconds=time.perf_counter() - began,
+    )
+    for callback in watch.callbacks:
+        callback(record)
+    records, stopped = Records(), "interrupted" if interrupted else "fitted"
+    records.append(record)
+    return Imputation(
+        given.mode,
+        params,
+        solver,
+        told.table,
+        cells,
+        records,
+        ledger,
+        stopped,
+        given.seed,
+        choice,
+    )
+
+
+def _check_factors_alone(family: CellFamily, structure: Structure | None) -> None:
+    """Refuse what the paper's model of a table has not."""
+    if not family.quadratic:
+        raise SettingsError(
+            "mode 'cell' is for the Gaussian family (or log1p, family='log1p'), as in the paper. "
+            "Use mode 'observed'."
+        )
+    if structure is not None and (structure.effects or structure.smooth):
+        raise SettingsError(
+            "mode 'cell' has factors and an offset alone: no effects, covariates or smoothing."
+        )
+
+
+def _solver(
+    given: ImputeSettings, grid: Grid, cells: Cells, progress: ProgressFunction | None
+) -> tuple[Solver, Choice | None, bool]:
+    """T with the structure that was given or is chosen here, and whether Ctrl-C cut the choice."""
     covariates = grid.covariates(given.site_covariates, given.time_covariates)
     if given.coordinates is not None:
         graph = neighbours(*places_of(given.coordinates, grid.sites))
         covariates = replace(covariates, graph=graph)
-    structure = given.structure or Structure(rank=0)
-    session, cells = given.open(network, grid)
-    pilot = Solver(grid.family, structure, covariates, seed=seed)
-    algorithm = Observed(**given.channel(session, grid), solver=pilot, cells=cells)
-    run = given.run(session, algorithm)
-    _go_on(run, watch)
-    stopped = run.until(given.stop, watch.callbacks, watch.checkpoint, watch.checkpoint_every)
-    algorithm = current(run, Observed)  # who left has taken its cells along
-    seen, warm = algorithm.seen(run.state), algorithm.params(run.state)
-    check_varied(grid.family, seen)
-    if stopped == "interrupted" and warm is not None:  # what is there is kept, and told at once
-        return _outcome(given, grid, run, stopped, (warm, pilot, seen, None))
+    structure, choice, interrupted = given.structure, None, False
+    if given.mode == "cell" and given.rank is not None and given.penalty is not None:
+        structure = given.shape(given.rank, given.penalty, effects=False)
     # A spread of counts that the family's likelihood knows is found out before structures compete.
-    family = settled_spread(pilot, seen, warm)
-    choice = None
-    if given.structure is None:
-        months = grid.bins.unit == "month"  # lag 12 is a year
-        options: dict[str, Any] = {**given.fixed, "seasons": months}
-
-        def search(some: Covariates) -> Search:
-            return Search(seen, family, some, folds=given.folds, seed=seed, report=progress)
-
-        if covariates.count:  # a search with covariates goes on from the best without
-            first = search(Covariates())
-            hints = (first.choose(**options).structure,)
-            if not first.interrupted:
-                options["hints"] = hints
-        found = search(covariates)
-        choice = found.choose(**options)
+    pilot = Solver(grid.family, structure or Structure(rank=0), covariates, seed=given.seed)
+    family = settled_spread(pilot, cells)
+    if structure is None:
+        choice, interrupted = _choice(given, grid, cells, family, covariates, progress)
         structure = choice.structure
-        if found.interrupted:
-            rough = Solver(family, structure, covariates, sweeps=WARM_SWEEPS, seed=seed)
-            fit = (rough.fit(seen), rough, seen, choice)
-            return _outcome(given, grid, run, "interrupted", fit)
-    solver = Solver(family, structure, covariates, sweeps=_SWEEPS, tolerance=_TOLERANCE, seed=seed)
-    params = algorithm.finish(run.state, solver)
-    return _outcome(given, grid, run, stopped, (params, solver, seen, choice))
+    sweeps, tolerance = (_ROUGH_SWEEPS, 0.0) if interrupted else (_SWEEPS, _TOLERANCE)
+    solver = Solver(
+        family, structure, covariates, sweeps=sweeps, tolerance=tolerance, seed=given.seed
+    )
+    return solver, choice, interrupted
+
+
+def _choice(
+    given: ImputeSettings,
+    grid: Grid,
+    cells: Cells,
+    family: CellFamily,
+    covariates: Covariates,
+    progress: ProgressFunction | None,
+) -> tuple[Choice, bool]:
+    """The structure with the least held-out deviance, and whether Ctrl-C cut the search."""
+    options: dict[str, Any] = {**given.fixed, "seasons": grid.bins.unit == "month"}  # lag 12
+    if given.mode == "cell":
+        options = {"rank": given.rank, "penalty": given.penalty, "effects": False}
+
+    def search(some: Covariates) -> Search:
+        return Search(cells, family, some, folds=given.folds, seed=given.seed, report=progress)
+
+    if covariates.count:  # a search with covariates goes on from the best without
+        first = search(Covariates())
+        hints = (first.choose(**options).structure,)
+        if not first.interrupted:
+            options["hints"] = hints
+    found = search(covariates)
+    choice = found.choose(**options)
+    return choice, found.interrupted
 
 
 def check_varied(family: CellFamily, cells: Cells) -> None:
@@ -594,65 +499,24 @@ def check_varied(family: CellFamily, cells: Cells) -> None:
         return
     if not np.any(cells.sums[some] > 0):
         raise DataError("every record is 0: there is nothing to estimate a total or a trend from.")
-    # Compressed messages leave sums of cells less than a thousandth off after ten rounds.
-    if family.name == "bernoulli" and np.all(cells.sums[some] >= 0.999 * cells.weights[some]):
+    # Effort makes weights and sums fractions, which rounding may part.
+    if family.name == "bernoulli" and np.all(cells.sums[some] >= (1 - 1e-9) * cells.weights[some]):
         raise DataError(
             "every record reports the species: without visits that found none there is no "
             "reporting rate. Add them with a count of 0."
         )
 
 
-def settled_spread(solver: Solver, cells: Cells, warm: TableParameters | None) -> CellFamily:
+def settled_spread(solver: Solver, cells: Cells) -> CellFamily:
     """The family with the likeliest spread of a first fit, where its likelihood has one."""
     family = solver.family
     if not isinstance(family, (NegativeBinomialCells, ZeroInflatedCells)):
         return family
     for _ in range(2):
         some = Solver(family, solver.structure, solver.covariates, seed=solver.seed)
-        theta = some.fit(cells, warm).theta(cells.sites, cells.times)
+        theta = some.fit(cells).theta(cells.sites, cells.times)
         family = family.likeliest(theta, cells.sums, cells.weights)
     return family
-
-
-def _cell(
-    given: ImputeSettings,
-    network: Federation,
-    grid: Grid,
-    watch: Watch,
-    progress: ProgressFunction | None,
-) -> Imputation:
-    family, seed, limits = grid.family, given.seed, given.stop
-    pilot = given.shape(2, 1.0, effects=False)
-    session, cells = given.open(network, grid, centred=True)
-    told = session.opening
-    offset = mean_of(cells.weights, told.counts, told.summaries)
-    solver, channel = Solver(family, pilot, seed=seed), given.channel(session, grid)
-    algorithm = Proximal(**channel, solver=solver, cells=cells, offset=offset)
-    run, chosen = given.run(session, algorithm, algorithm.start()), _Chosen()
-    _go_on(run, watch, chosen)
-    hooks: tuple[Callback, ...] = (*watch.callbacks, chosen)
-    kept = (watch.checkpoint, watch.checkpoint_every)
-    if given.structure is None and (given.rank is None or given.penalty is None):
-        fresh = chosen.choice is None
-        if chosen.choice is None:
-            early = replace(limits, rounds=min(_PILOT_ROUNDS, limits.rounds or _PILOT_ROUNDS))
-            stopped = run.until(early, hooks, *kept)
-            algorithm = current(run, Proximal)
-            known = algorithm.seen(run.state)
-            search = Search(known, family, folds=given.folds, seed=seed, report=progress)
-            if stopped != "interrupted":
-                chosen.choice = search.choose(rank=given.rank, penalty=given.penalty, effects=False)
-            if search.interrupted or chosen.choice is None:  # the pilot's fit is what there is
-                fit = (algorithm.params(run.state), solver, known, None)
-                return _outcome(given, grid, run, "interrupted", fit)
-        solver = Solver(family, chosen.choice.structure, seed=seed)
-        run.algorithm = algorithm = replace(current(run, Proximal), solver=solver)
-        if fresh:  # another rank or penalty, from zero: memories and what they hold stay
-            run.state = replace(run.state, extras=algorithm.start())
-    stopped = run.until(limits, hooks, *kept)
-    algorithm = current(run, Proximal)
-    params, seen = algorithm.params(run.state), algorithm.seen(run.state)
-    return _outcome(given, grid, run, stopped, (params, algorithm.solver, seen, chosen.choice))
 
 
 def _paper(given: ImputeSettings, table: FieldTable, watch: Watch) -> Imputation:

@@ -59,7 +59,7 @@ class Index:
     >>> import emfed
     >>> from emfed.imputation import simulate_table
     >>> table = simulate_table(600, observers=40, sites=12, months=24, groups=4, seed=0)
-    >>> fit = emfed.impute(table, rank=1, penalty=3.0, rounds=3, draws=10)
+    >>> fit = emfed.impute(table, rank=1, penalty=3.0, draws=10)
     >>> index = fit.index()
     >>> round(float(index.table["index"][0]))
     100

@@ -149,7 +149,7 @@ class Posterior:
     >>> import emfed
     >>> from emfed.imputation import simulate_table
     >>> table = simulate_table(600, observers=40, sites=12, months=24, groups=4, seed=0)
-    >>> fit = emfed.impute(table, rank=1, penalty=3.0, rounds=3, draws=10)
+    >>> fit = emfed.impute(table, rank=1, penalty=3.0, draws=10)
     >>> fit.posterior.count
     10
     """

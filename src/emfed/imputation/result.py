@@ -13,7 +13,7 @@ import numpy as np
 from emfed.artifacts.result import Result
 from emfed.core.errors import DataError, SettingsError, check_count, check_range
 from emfed.core.ledger import Ledger
-from emfed.core.protocols import BoolArray, FloatArray, IntArray
+from emfed.core.protocols import BoolArray, FloatArray, IntArray, plural
 from emfed.core.records import Records
 from emfed.core.streams import Purpose, uniforms
 from emfed.imputation.choice import Choice
@@ -44,7 +44,7 @@ class Imputation:
     mode : str
         The mode of the fit.
     params : TableParameters
-        The optimum that the rounds came to.
+        The optimum.
     solver : Solver
         What fits cells, with its family and structure.
     table : FieldTable
@@ -52,11 +52,11 @@ class Imputation:
     cells : Cells
         The weights and sums of cells as the server knows them.
     records : Records
-        One record for each round.
+        One record for each round; a single one where workers sent sums once.
     ledger : Ledger
         Every byte by worker, direction and kind.
     stopped : str
-        The limit that was met, "callback" or "interrupted".
+        The limit that was met, "callback" or "interrupted"; "fitted" where workers sent sums once.
     seed : int
         The seed of the fit.
     choice : Choice or None
@@ -71,7 +71,7 @@ class Imputation:
     >>> import emfed
     >>> from emfed.imputation import simulate_table
     >>> table = simulate_table(600, observers=40, sites=12, months=24, groups=4, seed=0)
-    >>> fit = emfed.impute(table, rank=1, penalty=3.0, rounds=3, draws=10)
+    >>> fit = emfed.impute(table, rank=1, penalty=3.0, draws=10)
     >>> fit.predict(["site00", "site01"], 0).shape
     (2,)
     """
@@ -93,7 +93,7 @@ class Imputation:
         rows, columns = self.params.shape
         return (
             f"<Imputation of {rows} sites x {columns} {self.table.bins.unit}s, mode {self.mode!r}, "
-            f"rank {self.params.rank}, {self.rounds} rounds, {self.bytes_up} bytes up>"
+            f"rank {self.params.rank}, {plural(self.rounds, 'round')}, {self.bytes_up} bytes up>"
         )
 
     @property

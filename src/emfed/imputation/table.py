@@ -16,7 +16,7 @@ from typing import Any, final
 import numpy as np
 
 from emfed.core.errors import DataError, EmfedWarning, SettingsError, check_count, check_range
-from emfed.core.protocols import BoolArray, FloatArray, IntArray, Opening
+from emfed.core.protocols import FloatArray, IntArray, WorkerCells
 from emfed.core.streams import Purpose, check_seed, uniforms
 from emfed.imputation.bins import Bins
 from emfed.imputation.effort import Effort
@@ -386,39 +386,27 @@ def build_table(
 
 
 def known_table(
-    grid: Grid,
-    opening: Opening | None = None,
-    cells: Cells | None = None,
-    here: BoolArray | None = None,
+    grid: Grid, names: Sequence[str] = (), parts: Sequence[WorkerCells] = ()
 ) -> FieldTable:
-    """What a server knows of a table elsewhere: who saw which cells, and its estimate of sums.
-
-    A cell that several saw is shared out by their weights. Without an opening: the grid alone.
-    ``here`` marks the workers that count, whose cells ``cells`` are.
-    """
-    nothing: IntArray = np.empty(0, dtype=np.int64)
-    keys, offsets, names = nothing, np.zeros(1, dtype=np.int64), list[str]()
-    weights = values = np.empty(0)
-    if opening is not None and cells is not None and opening.supports is not None:
-        supports, everyone = opening.supports, np.arange(len(opening.counts))
-        some = everyone if here is None else everyone[here]
-        own = supports.where(some)
-        keys, weights = supports.keys[supports.places[own]], supports.weights[own]
-        offsets = np.cumsum([0, *supports.sizes[some]])
-        values = weights * (cells.sums / cells.weights)[np.searchsorted(cells.keys, keys)]
-        called = list(opening.names or map(str, everyone))
-        names = [called[worker] for worker in some]
+    """What a server knows of a table elsewhere: the cells that each worker told, if any did."""
+    nothing: FloatArray = np.empty(0)
+    keys = np.concatenate([part.keys for part in parts] or [nothing.astype(np.int64)])
+    weights, sums = (
+        np.concatenate([getattr(part, name) for part in parts] or [nothing])
+        for name in ("weights", "sums")
+    )
+    offsets = np.cumsum([0, *(len(part.keys) for part in parts)])
     records, times = round(float(weights.sum())), grid.bins.count
     return FieldTable(
         grid.family,
         grid.sites,
         grid.bins,
-        names,
+        list(names),
         offsets,
         keys // times,
         keys % times,
         weights,
-        values,
+        sums,
         IntakeReport(records, records),
     )
 

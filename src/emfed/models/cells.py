@@ -1,8 +1,8 @@
 """Sums of the cells that each worker observed, of a table that nobody holds.
 
-The statistics of a worker are the sums of its own cells and nothing else: there is no latent
-variable left, so the E-step is the data, less what parameters explain where some are told. What the
-sums are fitted by is the server's affair (`emfed.imputation`).
+A worker tells the weight and the sum of each of its cells, once, in the opening: without its latent
+variables a table's likelihood depends on nothing else, so no round is left to make. What is fitted
+to the sums is the affair of `emfed.imputation`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,15 @@ from typing import Any, NoReturn, Self, final
 import numpy as np
 
 from emfed.core.errors import DataError, SettingsError, check_count
-from emfed.core.protocols import FloatArray, IntArray, Layout, Model, Names, Summaries
+from emfed.core.protocols import (
+    FloatArray,
+    IntArray,
+    Layout,
+    Model,
+    Names,
+    Summaries,
+    WorkerCells,
+)
 from emfed.core.registry import register_model, stored
 from emfed.models.site_owner import COLUMNS
 
@@ -32,7 +40,7 @@ class _Table(Model):
 
     @property
     def layout(self) -> Layout:
-        """Empty: each worker has its own."""
+        """Empty: all is told in the opening."""
         return Layout((("cells", (0,)),))
 
     @property
@@ -55,6 +63,10 @@ class _Table(Model):
     def bind(self, summaries: Summaries, counts: IntArray, weights: FloatArray) -> Self:
         """Workers need nothing of the others."""
         return self
+
+    def expected_statistics(self, data: Any, params: Any, weights: Any | None = None) -> FloatArray:
+        """There are none: all is told in the opening."""
+        return np.empty((*np.asarray(data).shape[:-2], 0))
 
     def maximize(self, statistics: FloatArray) -> Any:
         """The model has no parameters of its own."""
@@ -87,7 +99,7 @@ class _Table(Model):
 @final
 @dataclass(frozen=True)
 class CellSums(_Table):
-    """Sums of the cells that each worker observed, of a table that nobody holds.
+    """The cells that each worker observed, told in the opening: which, how often, and their sums.
 
     The rows of a worker have the columns `emfed.models.site_owner.COLUMNS`.
 
@@ -97,8 +109,6 @@ class CellSums(_Table):
         The number of rows of the table: the places where something is counted.
     times : int
         The number of columns of the table.
-    centred : bool
-        Whether workers tell the mean of their cells' sums in the opening.
 
     Examples
     --------
@@ -107,10 +117,8 @@ class CellSums(_Table):
     12
     """
 
-    centred: bool = False
-
-    def support(self, data: Any) -> tuple[IntArray, FloatArray]:
-        """Positions in the table, row by row, and weights."""
+    def own_cells(self, data: Any) -> WorkerCells:
+        """The cells that these rows are of, row by row of the table."""
         rows = np.asarray(data, dtype=np.float64)
         keys = _keys(rows, self.times)
         if np.any(np.diff(keys) <= 0):
@@ -118,30 +126,20 @@ class CellSums(_Table):
                 "the cells of a worker must come sorted by site and time, each once: add up the "
                 "records of a cell (weight: how many, total: their sum)."
             )
-        return keys, rows[:, 2]
+        return WorkerCells(keys, rows[:, 2], rows[:, 3])
 
     def summary(self, data: Any, weights: Any | None = None) -> dict[str, FloatArray]:
-        """The mean of the sums, where it is asked for."""
-        if not self.centred:
-            return {}
-        sums = np.asarray(data, dtype=np.float64)[..., 3]
-        real = np.ones_like(sums) if weights is None else np.asarray(weights)
-        return {"mean": ((sums * real).sum(axis=-1) / real.sum(axis=-1))[..., None]}
-
-    def expected_statistics(self, data: Any, params: Any, weights: Any | None = None) -> FloatArray:
-        """Sums of cells, less weight times theta where it is told."""
-        rows = np.asarray(data, dtype=np.float64)
-        return rows[..., 3] if params is None else rows[..., 3] - rows[..., 2] * params
+        """Nothing: cells are told by themselves."""
+        return {}
 
     def describe(self) -> dict[str, Any]:
-        about = {"model": "cells", "sites": self.sites, "times": self.times}
-        return about | ({"centred": True} if self.centred else {})
+        return {"model": "cells", "sites": self.sites, "times": self.times}
 
 
 @register_model("cells")
-def cell_sums(sites: int, times: int, centred: bool = False) -> CellSums:
+def cell_sums(sites: int, times: int) -> CellSums:
     """Sums of cells of a table of sites and time stamps; see `CellSums`."""
-    return CellSums(sites, times, centred)
+    return CellSums(sites, times)
 
 
 @stored("padded-cells")
@@ -220,10 +218,6 @@ class PaddedCells(_Table):
     def group_shares(self, statistics: FloatArray) -> FloatArray:
         """All rows: there is nothing else to tell of; the opening counts observers."""
         return np.ones((*statistics.shape[:-1], 1))
-
-    def expected_statistics(self, data: Any, params: Any, weights: Any | None = None) -> FloatArray:
-        """There are none: all is told in the opening."""
-        return np.empty((*np.asarray(data).shape[:-2], 0))
 
     def describe(self) -> dict[str, Any]:
         about: dict[str, Any] = {"model": "padded-cells", "sites": self.sites, "times": self.times}

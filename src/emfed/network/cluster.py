@@ -27,7 +27,6 @@ from emfed.core.errors import DataError, FederationError, SettingsError, check_c
 from emfed.core.protocols import (
     Federation,
     FloatArray,
-    HasSupports,
     IntArray,
     Model,
     Names,
@@ -403,11 +402,6 @@ class RayFederation(Federation):
 
     def open(self, model: Model, columns: Names = None, rounded: bool = False) -> Opening:
         """Every actor checks its data; summaries of all."""
-        if isinstance(model, HasSupports):
-            raise SettingsError(
-                f"{type(model).__name__} gives workers statistics of their own, which Ray's actors "
-                "do not put together: use federation 'stacked', or a network of sites."
-            )
         parts: list[Opening] = self._everyone("open", model, columns)
         summaries = {
             name: np.concatenate([part.summaries[name] for part in parts])
@@ -417,7 +411,8 @@ class RayFederation(Federation):
         self._bound, self._begun = None, None
         told = [part.totals for part in parts if part.totals is not None]
         totals = np.concatenate(told) if told else None
-        opening = Opening(counts, summaries, parts[0].columns, self._names, totals)
+        cells = [own for part in parts for own in part.cells or ()] or None
+        opening = Opening(counts, summaries, parts[0].columns, self._names, totals, cells)
         return rounded_opening(opening, model) if rounded else opening
 
     def bind(self, bound: Any) -> None:

@@ -39,7 +39,6 @@ from emfed.core.protocols import (
     Question,
     Replies,
     Request,
-    Supports,
     WorkerStates,
     at_origin,
 )
@@ -214,7 +213,6 @@ class RemoteFederation(Federation):
         self._bound: Bound | None = None
         self._model: Model | None = None
         self._algorithm: Algorithm | None = None
-        self._supports: Supports | None = None
         self._seed, self._phase, self._settings = 0, 0, b""
         self._numbers: dict[str, int] = {}
         self._knows: dict[str, set[Kind]] = {}
@@ -316,10 +314,9 @@ class RemoteFederation(Federation):
             self.members.traffic = traffic.open(self.members.keys)
             self._keep_members()
         self.masks = self._roll.masks = bool(self.members.roster)
-        self._supports = self.members.supports(model)
         if self._roll.privacy is not None:
             return Opening(self.members.counts, {}, self.members.columns, self.members.keys)
-        return replace(self.members.opening, supports=self._supports)
+        return replace(self.members.opening, cells=self.members.told_cells(model))
 
     def _meet(self, model: Model, description: Any, columns: Names, rounded: bool) -> None:
         """Say hello to all, and hear what they tell together.
@@ -598,7 +595,7 @@ class RemoteFederation(Federation):
     def _request(self, request: Request, position: int) -> Message:
         """One worker's request: the statistics, or the steps since its last round if shorter."""
         number, since = int(request.workers[position]), int(request.accepted[position])
-        told = self._told(request, number)
+        told = request.statistics
         assert self._model is not None
         if at_origin(self._model, request.statistics):
             told = told[:0]
@@ -615,12 +612,6 @@ class RemoteFederation(Federation):
                 body = RequestBody(since, request.kind, None, steps)
         end = b"" if request.lattice is None else encode_lattice(request.lattice)
         return header, encode_request(request.round, body) + end
-
-    def _told(self, request: Request, number: int) -> FloatArray:
-        """The statistics that one worker is sent: all, or those that it has itself."""
-        if self._supports is None or not len(request.statistics):
-            return request.statistics
-        return self._supports.take(np.array([number]), request.statistics)[0]
 
     def exchange(self, request: Request) -> Replies:
         """Ask, until everyone or, after the deadline, enough have answered."""
@@ -656,9 +647,7 @@ class RemoteFederation(Federation):
                 f"{self.attempts} attempts of {self._line.deadline:g} s are over. The run can be "
                 "resumed."
             )
-        supports = self._supports
-        q = len(request.statistics) if supports is None else len(supports.keys)
-        joined = Replies.join([found[number] for number in sorted(found)], q)
+        joined = Replies.join([found[n] for n in sorted(found)], len(request.statistics))
         return replace(joined, lost_memory=np.array(sorted(lost), dtype=np.int64))
 
     def _catch_up(self, asked: int) -> bool:
@@ -975,14 +964,10 @@ class RemoteFederation(Federation):
             if evaluations > MOST_EVALUATIONS:
                 return None
             mine = request.take(np.flatnonzero(request.workers == number))
-            supports, model, seed = self._supports, self._model, self._seed
-            if supports is not None and evaluations != supports.sizes[number]:
-                return None
+            model, seed = self._model, self._seed
             found = self._algorithm.read_upload(model, seed, mine, evaluations, payload)
             if self._impossible(number, request.statistics, found.values):
                 return None
-            if supports is not None:
-                found = replace(found, values=supports.spread(mine.workers, found.values))
             return found
         except WireError as error:
             logger.warning("the answer of %s cannot be read: %s", self.members.keys[number], error)

@@ -24,7 +24,6 @@ from emfed.core.protocols import (
     Algorithm,
     Federation,
     FloatArray,
-    HasSupports,
     IntArray,
     Latent,
     Model,
@@ -37,8 +36,8 @@ from emfed.core.protocols import (
     Request,
     SimulatesLatents,
     StateField,
-    Supports,
     Task,
+    TellsCells,
     WorkerStates,
 )
 from emfed.data.sources import chunks
@@ -128,39 +127,6 @@ class StateStore:
         """All rows ever written, with their workers."""
         workers = np.sort(self._owners)
         return workers, {name: array[self._places[workers]] for name, array in self._arrays.items()}
-
-
-@final
-class OwnStore:
-    """The state of workers that have statistics of their own: vectors lie one after the other."""
-
-    def __init__(self, columns: dict[str, StateField], supports: Supports) -> None:
-        self._supports, count = supports, len(supports.sizes)
-        self._vectors = {name for name, column in columns.items() if column.shape}
-        self._arrays: WorkerStates = {
-            name: np.full(
-                len(supports.places) if column.shape else count, column.fill, dtype=column.dtype
-            )
-            for name, column in columns.items()
-        }
-
-    def take(self, workers: IntArray) -> WorkerStates:
-        """Rows of some workers that have as many statistics as each other."""
-        at = {True: self._supports.at(workers), False: workers}
-        return {name: array[at[name in self._vectors]] for name, array in self._arrays.items()}
-
-    def put(self, workers: IntArray, rows: WorkerStates) -> None:
-        """Write them back, vectors stacked or one after the other; empty ones mean zeros."""
-        at = self._supports.where(workers)
-        for name, array in self._arrays.items():
-            if name in self._vectors:
-                array[at] = np.ravel(rows[name]) if rows[name].size else 0.0
-            else:
-                array[workers] = rows[name]
-
-    def export(self) -> tuple[IntArray, WorkerStates]:
-        """Everyone's rows."""
-        return np.arange(len(self._supports.sizes), dtype=np.int64), dict(self._arrays)
 
 
 @final
@@ -363,8 +329,7 @@ class InProcessFederation(Federation):
         self._bound: Any = None
         self._model: Any = None
         self._algorithm: Any = None
-        self._store: StateStore | OwnStore = StateStore({}, 0)
-        self._supports: Supports | None = None
+        self._store = StateStore({}, 0)
         self._begun: Phase | None = None
         self._noise: NoiseKey | None = None
         """The key of the private fit that was opened last."""
@@ -425,12 +390,11 @@ class InProcessFederation(Federation):
                     gathered[name] = np.empty((self.size, *values.shape[1:]))
                 gathered[name][positions] = values
         totals = None if data.row_weights is None else data.totals
-        self._supports = None
-        if isinstance(model, HasSupports):
-            told = [model.support(data.worker(worker)) for worker in range(data.size)]
-            self._supports = Supports.of(told)
+        cells = None
+        if isinstance(model, TellsCells):
+            cells = [model.own_cells(data.worker(worker)) for worker in range(data.size)]
         counts, names = data.positive_counts, data.names
-        opening = Opening(counts, gathered, data.columns, names, totals, self._supports)
+        opening = Opening(counts, gathered, data.columns, names, totals, cells)
         return rounded_opening(opening, model) if rounded else opening
 
     def _check(self, model: Model, data: Workers) -> None:
@@ -512,10 +476,8 @@ class InProcessFederation(Federation):
         check_suits(self.data, phase.algorithm)
         model = self._bound.view(phase.view)
         before, columns = self._begun, phase.algorithm.state_fields(model.layout.size)
-        store: StateStore | OwnStore = StateStore(columns, self.size)
-        if self._supports is not None:
-            store = OwnStore(columns, self._supports)
-        elif before is not None and 0 < phase.since <= before.number:
+        store = StateStore(columns, self.size)
+        if before is not None and 0 < phase.since <= before.number:
             workers, rows = self._store.export()
             columns = self._algorithm.state_fields(self._model.layout.size)
             store.put(workers, narrow(rows, columns, self._bound.kept(before.view, phase.view)))
@@ -525,12 +487,10 @@ class InProcessFederation(Federation):
     @final
     def exchange(self, request: Request) -> Replies:
         """Drive the asked workers and write their rows back."""
-        out, supports = [], self._supports
-        for positions in self._together(request.workers):
+        out = []
+        for positions in self.batches(request.workers):
             part = request if len(positions) == len(request.workers) else request.take(positions)
             places = part.workers - self.first
-            if supports is not None:
-                part = replace(part, statistics=supports.take(places, request.statistics))
             if part.lattice is not None:
                 part = replace(part, statistics=settled(part.statistics))
             rows = self._store.take(places)
@@ -542,24 +502,8 @@ class InProcessFederation(Federation):
                     error.add_note(f"while driving {self._where(int(places[0]))}")
                 raise
             self._store.put(places, rows)
-            if supports is not None:
-                spread = supports.spread(replies.workers - self.first, replies.values)
-                replies = replace(replies, values=spread)
             out.append(replies)
-        if supports is not None:
-            joined = Replies.join(out, len(supports.keys))
-            return joined.take(np.argsort(joined.workers))
         return out[0] if len(out) == 1 else Replies.join(out, len(request.statistics))
-
-    def _together(self, workers: IntArray) -> Iterator[IntArray]:
-        """Positions of the workers that are driven together; they have equally many statistics."""
-        if self._supports is None:
-            yield from self.batches(workers)
-            return
-        sizes = self._supports.sizes[workers - self.first]
-        for size in np.unique(sizes):
-            same = np.flatnonzero(sizes == size)
-            yield from (same[positions] for positions in self.batches(workers[same]))
 
     @final
     def ask(self, question: Question, weights: FloatArray) -> FloatArray:

@@ -16,7 +16,7 @@ import numpy as np
 
 from emfed.core.errors import ParticipationError, WireError
 from emfed.core.privacy import Privacy
-from emfed.core.protocols import FloatArray, HasSupports, IntArray, Opening, Supports
+from emfed.core.protocols import FloatArray, IntArray, Opening, TellsCells, WorkerCells
 from emfed.core.storage import DISK, Disk, load_checkpoint, save_checkpoint
 from emfed.core.wire import (
     Header,
@@ -64,7 +64,7 @@ class Members:
     phase: int = 0
     """The last phase that anyone may have been told of."""
     cells: list[bytes] = field(default_factory=list)
-    """The statistics that each has, where workers have their own."""
+    """What each told of the cells that it observed, where workers tell them."""
     roster: dict[int, Announcement] = field(default_factory=dict)
     """With masks: everybody's key of the run. Counts and values are then those of all, shared."""
     effective: float | None = None
@@ -90,7 +90,7 @@ class Members:
 
     @property
     def opening(self) -> Opening:
-        """Counts and summaries, as an `Opening`; `supports` has the rest."""
+        """Counts and summaries, as an `Opening`; `told_cells` has the rest."""
         parts = [unflatten(values, self.shapes) for values in self.values]
         summaries = {name: np.stack([part[name] for part in parts]) for name in self.shapes}
         return Opening(
@@ -103,11 +103,11 @@ class Members:
             whole=parts[0] if self.roster else None,
         )
 
-    def supports(self, model: Any) -> Supports | None:
-        """Which statistics each has, where workers have their own."""
-        if not isinstance(model, HasSupports):
+    def told_cells(self, model: Any) -> list[WorkerCells] | None:
+        """The cells of each, where workers tell them."""
+        if not isinstance(model, TellsCells):
             return None
-        return Supports.of([decode_cells(own, model.cells) for own in self.cells])
+        return [decode_cells(own, model.cells) for own in self.cells]
 
     def save(self, path: Path, disk: Disk = DISK) -> None:
         """Write, atomically."""
@@ -199,11 +199,11 @@ def announced(join: Join) -> Announcement | None:
 
 
 def fits(join: Join, model: Any) -> bool:
-    """Whether a worker has as many statistics of its own as rows, where the model wants that."""
-    if not isinstance(model, HasSupports):
+    """Whether a worker tells as many cells as it has rows, where the model wants that."""
+    if not isinstance(model, TellsCells):
         return not join.cells
     try:
-        return len(decode_cells(join.cells, model.cells)[0]) == join.count
+        return len(decode_cells(join.cells, model.cells).keys) == join.count
     except WireError:
         return False
 

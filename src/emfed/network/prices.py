@@ -16,7 +16,6 @@ from emfed.core.ledger import Ledger
 from emfed.core.privacy import Privacy
 from emfed.core.protocols import (
     BoolArray,
-    HasSupports,
     IntArray,
     Model,
     Names,
@@ -85,8 +84,8 @@ class Prices:
         content = texts.hello(plain(model.describe()), asked, loss, self._masks, uniform=uniform)
         hello = encode_text(content)
         weighted = opening.totals is not None and not self._masks  # masked, it is in the sum
-        supports = opening.supports
-        told = texts.join_about(opening.columns, bound.shapes, weighted, supports is not None)
+        cells = opening.cells
+        told = texts.join_about(opening.columns, bound.shapes, weighted, cells is not None)
         numbers = sum(int(np.prod(shape)) for shape in bound.shapes.values())
         self.ledger.add("opening", "down", self._everyone, 0, ENVELOPE + len(hello))
         self._counts = opening.counts
@@ -97,11 +96,8 @@ class Prices:
         exact = np.full(len(self._everyone), floats_size(numbers))
         summaries = exact if opening.sizes is None else opening.sizes
         envelope, payload = join_size(told, opening.counts, summaries)
-        if supports is not None:
-            assert isinstance(model, HasSupports)
-            each = (supports.of_worker(worker) for worker in self._everyone.tolist())
-            sizes = [cells_size(keys, weights, model.cells) for keys, weights in each]
-            payload = payload + np.array(sizes)
+        if cells is not None:
+            payload = payload + np.array([cells_size(own) for own in cells])
         self.ledger.add("opening", "up", self._everyone, payload, ANSWER_ENVELOPE + envelope)
 
     def rebind(self, bound: Bound, phase: int) -> None:

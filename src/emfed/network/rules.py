@@ -297,15 +297,14 @@ class SiteRules:
         )
 
     def check_statistics(
-        self, rows: int, candidates: Sequence[Model], own: bool = False, masked: bool = False
+        self, rows: int, candidates: Sequence[Model], masked: bool = False
     ) -> None:
         """Refuse models whose numbers may stand for a few rows, at the join and once for all.
 
-        ``rows`` counts the steps of sequences. ``own``: statistics are those of single cells that a
-        site has seen. ``masked``: they are told as parts of a sum alone.
+        ``rows`` counts the steps of sequences. ``masked``: they are told as parts of a sum alone.
         """
         counted = [m.group_shares(np.zeros(m.layout.size)).size > 0 for m in candidates]
-        if self.models is None and (own or not all(counted)):
+        if self.models is None and not all(counted):
             raise Refusal(
                 Reason.REFUSED,
                 "this model does not tell how many rows stand behind its numbers: an owner who "

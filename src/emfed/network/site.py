@@ -31,7 +31,6 @@ from emfed.core.protocols import (
     WHOLE,
     Algorithm,
     FloatArray,
-    HasSupports,
     Lattice,
     Model,
     Names,
@@ -42,6 +41,7 @@ from emfed.core.protocols import (
     Request,
     Summaries,
     Task,
+    TellsCells,
     View,
     WorkerStates,
 )
@@ -484,11 +484,10 @@ class Site:
         data = _arranged(self._data, wanted)
         model = of_columns(model, data.columns)
         opening = LoopFederation(data).open(model) if privacy is None else _unseen(model, data)
-        count, supports = int(opening.counts[0]), opening.supports
+        count, own = int(opening.counts[0]), opening.cells
         summary = _of_one(opening.summaries)
         self.rules.check_opening(count, model.summary_shares(summary))
-        own = supports is not None
-        if masked and own:
+        if masked and own is not None:
             raise Refusal(
                 Reason.REFUSED,
                 "sites tell their own cells in this mode, which masks do not cover: use mode "
@@ -499,28 +498,27 @@ class Site:
             given = opening.summaries, opening.totals, opening.counts, uniform
             summary = _of_one(with_weight(*given))
         hidden = masked or covered  # no number of this site alone is told as it is
-        if not own:
-            # Counts that a description names are a first guess: a chain has the square of its
-            # states. Of any number of rows: a refusal tells nothing of how many are here.
-            sizes = [one.layout.size for one in _alone(model, MOST_ROWS, summary)]
-            self.rules.check_size(sum(sizes), self._bulk(hidden))
-        alone = [] if own else _alone(model, count, summary)
-        self.rules.check_statistics(int(count * mean_length(summary)), alone, own, hidden)
+        # Counts that a description names are a first guess: a chain has the square of its
+        # states. Of any number of rows: a refusal tells nothing of how many are here.
+        sizes = [one.layout.size for one in _alone(model, MOST_ROWS, summary)]
+        self.rules.check_size(sum(sizes), self._bulk(hidden))
+        alone = _alone(model, count, summary)
+        self.rules.check_statistics(int(count * mean_length(summary)), alone, hidden)
         shapes = {name: values.shape for name, values in summary.items()}
         new = Joined(settings, 0, count, shapes, data.columns, rows=self._digest)
         joined = self._join(header.run, new, privacy)
         cells = b""
-        if supports is not None:
-            assert isinstance(model, HasSupports)
-            self.rules.check_cells(supports.weights)
-            cells = encode_cells(supports.keys, supports.weights, model.cells)
+        if own is not None:
+            assert isinstance(model, TellsCells)
+            self.rules.check_cells(own[0].weights)
+            cells = encode_cells(own[0], model.cells)
         if privacy is None:
             others = [pair for pair in self._summaries.items() if pair[0] != header.run]
             self._summaries = {**dict(others[1 - KEPT_RUNS :]), header.run: summary}
         elif missing := rows_with_gaps(data):
             self._warn(header.run, f"{missing} rows have a missing value and are left out")
         weighted = opening.totals is not None and not hidden  # masked, it is in the sum
-        about = texts.join_about(data.columns, joined.shapes, weighted, own)
+        about = texts.join_about(data.columns, joined.shapes, weighted, own is not None)
         if masked:
             mine = encode_roster({0: self._keys(header.run, joined).announcement})
             note = "its columns and its key for masks: no number of any row"
@@ -534,7 +532,7 @@ class Site:
         total = None if opening.totals is None else float(opening.totals[0])
         note = f"{count} rows; {', '.join(sorted(summary))}: {len(values)} numbers over all of them"
         if cells:
-            note += f"; which {count} cells were observed, and how often"
+            note += f"; which {count} cells were observed, how often, and the sums of their values"
         join = Join(joined.instance, about, count, numbers, total, cells)
         return Kind.JOIN, encode_join(join), note
 
@@ -826,12 +824,11 @@ class Site:
             return model.silent_below(self.rules.smallest_group or own)
         if isinstance(model, Clusters) and not masked:  # a sum has a floor of its own
             return model.silent_below(self.rules.smallest_group or FEWEST_IN_A_CLUSTER)
-        if not isinstance(model, HasSupports):
-            # What these rows alone cannot have, such as more components than rows, was not judged
-            # at the join.
-            steps = joined.count * mean_length(_whole(joined))
-            for part in model.models if isinstance(model, SideBySide) else [model]:
-                self.rules.check_statistics(int(steps), [part], masked=masked)
+        # What these rows alone cannot have, such as more components than rows, was not judged
+        # at the join.
+        steps = joined.count * mean_length(_whole(joined))
+        for part in model.models if isinstance(model, SideBySide) else [model]:
+            self.rules.check_statistics(int(steps), [part], masked=masked)
         return model
 
     def _rows(self, joined: Joined) -> Workers:
@@ -1000,13 +997,11 @@ class Site:
         model, algorithm = self._model(joined, phase.view), phase.algorithm
         masked, lattice = texts.is_masked(joined.settings), None
         self.rules.check_size(counts_named(algorithm.describe()), self._bulk(masked))
-        own = isinstance(model, HasSupports)
-        q = joined.count if own else model.layout.size
-        told = q if algorithm.tells_statistics else 0
+        q = model.layout.size
         if masked:
             self._keys(header.run, joined)
             lattice, content = decode_lattice(content)
-        body = decode_request(content, header.round, told)
+        body = decode_request(content, header.round, q)
         state = self._state(store, joined, q)
         lost = Kind.LOST_MEMORY, b"", "memory lost: no content"
         if header.round < state.round:
@@ -1024,7 +1019,7 @@ class Site:
             generation=header.generation,
             kind=body.kind,
             statistics=at,
-            params=None if own else model.maximize(at),
+            params=model.maximize(at),
             workers=np.array([joined.number], dtype=np.int64),
             accepted=np.array([body.accepted], dtype=np.int64),
             lattice=lattice,
@@ -1181,7 +1176,7 @@ def _linked(before: State, after: State, asked: bytes) -> State:
 def _told(body: RequestBody, state: State, model: Model, phase: Phase) -> FloatArray | None:
     """Return S of a request, as it came or by steps from the last round; None if that is lost."""
     if body.statistics is not None:
-        if len(body.statistics) or not phase.algorithm.tells_statistics:
+        if len(body.statistics):
             return body.statistics
         origin = model.origin()
         if origin is None:

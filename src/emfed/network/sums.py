@@ -301,8 +301,8 @@ def with_weight(
 
 def add_up_opening(model: Model, opening: Opening, uniform: bool = False) -> Opening:
     """An opening of a simulation as a masked run knows it: the summary of all rows."""
-    if opening.supports is not None:
-        raise SettingsError("masks go with statistics that all workers share.")
+    if opening.cells is not None:
+        raise SettingsError("masks go with numbers that all workers share.")
     summaries = with_weight(opening.summaries, opening.totals, opening.counts, uniform)
     shapes = {name: values.shape[1:] for name, values in summaries.items()}
     owners = extra_owners(model, int(np.prod(shapes.get("mean", (0,))))).tolist()

@@ -1,5 +1,6 @@
 """Objects to bytes and back: what the ledger counts is what this codec produces."""
 
+from emfed.core.wire.cells import cells_size, decode_cells, encode_cells
 from emfed.core.wire.control import (
     NEWS,
     Join,
@@ -68,21 +69,15 @@ from emfed.core.wire.moments import (
     worker_loss,
 )
 from emfed.core.wire.payload import (
-    cells_size,
-    decode_cells,
     decode_floats,
     decode_payload,
-    decode_support,
-    encode_cells,
     encode_floats,
     encode_numbers,
     encode_payload,
-    encode_support,
     floats_size,
     is_grid,
     numbers_size,
     payload_sizes,
-    support_size,
 )
 
 __all__ = [
@@ -115,7 +110,6 @@ __all__ = [
     "decode_refusal",
     "decode_reply",
     "decode_request",
-    "decode_support",
     "decode_text",
     "deflate",
     "encode_bundle",
@@ -133,7 +127,6 @@ __all__ = [
     "encode_refusal",
     "encode_reply",
     "encode_request",
-    "encode_support",
     "encode_text",
     "envelopes",
     "fingerprint",
@@ -159,7 +152,6 @@ __all__ = [
     "seal_refusal",
     "shorten",
     "steps_size",
-    "support_size",
     "whole_loss",
     "worker_loss",
 ]

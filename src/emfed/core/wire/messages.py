@@ -26,7 +26,7 @@ from emfed.core.wire.payload import decode_floats, encode_numbers
 
 MAGIC = b"EMFD"
 SAME_RELEASE = "install the same release of emfed at the server and at every site"
-VERSION = 2
+VERSION = 3
 LARGEST_PAYLOAD = 1 << 28
 """The version of the message format, and the bytes of the largest message that is read: 256 MB."""
 _HEADER = struct.Struct("<4sBBHQIIQI")

@@ -8,8 +8,6 @@ from the operator and the dimension, so it is not sent.
 
 from __future__ import annotations
 
-import struct
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -196,86 +194,3 @@ def _decode_small(data: bytes, count: int | None) -> FloatArray:
         raise WireError("multiples of a power of two that cannot be, or that nobody expects.")
     multiples = decode_symbols(data[3:], count, 1 << data[2], None).astype(np.float64)
     return multiples * float(0.5 ** data[1])
-
-
-# Supports: which of many coordinates a sparse statistic has. They never change, so they are sent
-# once; afterwards messages hold values alone.
-
-
-def encode_support(indices: IntArray, size: int) -> bytes:
-    """Increasing indices below ``size``: how many, then the gaps between them, entropy coded."""
-    previous = np.concatenate([[-1], indices[:-1]])
-    gaps = indices - previous - 1
-    if len(indices) and (np.any(gaps < 0) or indices[-1] >= size):
-        raise WireError(f"a support must be increasing indices below {size}.")
-    zigzag = np.where(gaps % 2, -(gaps + 1) // 2, gaps // 2).astype(np.int32)
-    return len(indices).to_bytes(4, "little") + encode_symbols(zigzag, size, None)
-
-
-def decode_support(data: bytes, size: int) -> IntArray:
-    """The inverse of `encode_support`; raises `WireError` for anything else."""
-    if len(data) < 4:
-        raise WireError(f"a support has at least 4 bytes; got {len(data)}.")
-    count = int.from_bytes(data[:4], "little")
-    if count > size:
-        raise WireError(f"a support of {count} indices below {size}.")
-    zigzag = decode_symbols(data[4:], count, size, None).astype(np.int64)
-    gaps = np.where(zigzag < 0, -2 * zigzag - 1, 2 * zigzag)
-    indices = np.cumsum(gaps + 1) - 1
-    if count and indices[-1] >= size:
-        raise WireError(f"a support reaches index {indices[-1]}, beyond {size}.")
-    return indices
-
-
-def support_size(indices: IntArray, size: int) -> int:
-    """Bytes of `encode_support`, without encoding."""
-    gaps = np.diff(np.concatenate([[-1], indices])) - 1
-    zigzag = np.where(gaps % 2, -(gaps + 1) // 2, gaps // 2).astype(np.int32)
-    return 4 + int(code_sizes(zigzag[None], size, None)[0])
-
-
-_CELLS = struct.Struct("<II")
-
-
-def _counts(weights: FloatArray) -> tuple[Compressed, Form] | None:
-    """Weights that are small integers, most of them 1, as symbols; None: they are not."""
-    total = float(weights.sum())
-    if not (np.all(weights >= 1) and np.all(weights == np.floor(weights)) and total < 2**31):
-        return None
-    symbols = (weights - 1).astype(np.int32)
-    return Compressed(np.empty((1, 0)), symbols[None]), Form(0, len(weights), int(total))
-
-
-def encode_cells(keys: IntArray, weights: FloatArray, size: int) -> bytes:
-    """The cells that a worker observed, of so many, and how often: told once, losslessly."""
-    support, counts = encode_support(keys, size), _counts(weights)
-    if counts is None:
-        return _CELLS.pack(len(support), 0) + support + encode_floats(weights)
-    message, form = counts
-    return _CELLS.pack(len(support), form.bound) + support + encode_payload(message.take(0), form)
-
-
-def decode_cells(data: bytes, size: int) -> tuple[IntArray, FloatArray]:
-    """The inverse of `encode_cells`; raises `WireError` for anything else."""
-    if len(data) < _CELLS.size:
-        raise WireError(f"observed cells take at least {_CELLS.size} bytes; got {len(data)}.")
-    length, bound = _CELLS.unpack_from(data)
-    end = _CELLS.size + length
-    keys = decode_support(data[_CELLS.size : end], size)
-    if bound >= 2**31:
-        raise WireError(f"{bound} records of the cells of one worker.")
-    if bound == 0:
-        weights = decode_floats(data[end:], len(keys))
-    else:
-        symbols = decode_payload(data[end:], Form(0, len(keys), bound)).symbols
-        weights = symbols.astype(np.float64) + 1
-    if not len(keys) or not np.all(weights > 0):
-        raise WireError("a worker has cells, and each counts for more than nothing.")
-    return keys, weights
-
-
-def cells_size(keys: IntArray, weights: FloatArray, size: int) -> int:
-    """Bytes of `encode_cells`, without encoding."""
-    counts = _counts(weights)
-    rest = floats_size(len(keys)) if counts is None else int(payload_sizes(*counts)[0])
-    return _CELLS.size + support_size(keys, size) + rest
