@@ -7,8 +7,9 @@ from typing import final
 
 import numpy as np
 
-from emfed.aggregation.lattice import FURTHER_ATTEMPTS, Lattice
+from emfed.aggregation.lattice import DIGEST_BYTES, FURTHER_ATTEMPTS, TAG_BYTES, Lattice
 from emfed.core.errors import NumericalError
+from emfed.core.ledger import DIRECTIONS, Ledger
 from emfed.core.streams import Purpose, uniforms
 from emfed.core.sums import Ask, FloatArray, Rows, Sum
 
@@ -30,11 +31,14 @@ class SimulatedSums:
         How many they are; one alone rounds nothing.
     seed : int
         The seed of the roundings.
+    ledger : Ledger, optional
+        What counts the bytes that messages between machines would have.
     """
 
     rows: Rows
     workers: int
     seed: int = 0
+    ledger: Ledger | None = None
     exchanges: int = field(default=0, init=False)
     attempts: int = field(default=0, init=False)
     """Exchanges that were made again, because a sum had no room."""
@@ -44,7 +48,7 @@ class SimulatedSums:
         """The sum over all workers."""
         value = ask.part(self.rows)
         self.exchanges += 1
-        if self.workers == 1:
+        if self.workers == 1 and np.isfinite(value).all():
             return Sum(value, self.rows.total)
         size = 0
         for attempt in range(1 + FURTHER_ATTEMPTS):
@@ -52,13 +56,28 @@ class SimulatedSums:
             size += 2 * self.workers * lattice.part_bytes
             rounded = lattice.round(value, self._roundings(attempt, ask.size))
             if rounded is not None:
-                self.bytes += size
+                self._count(ask, size)
                 return Sum(rounded, self.rows.total, lattice.noise(self.workers), 0, size)
             self.attempts += 1
         raise NumericalError(
             f"a sum is not finite, or far from what was expected: {ask.words()}. Look for values "
             "that stand for missing ones, and columns with a huge range."
         )
+
+    def repeat(self, ask: Ask, known: Sum) -> Sum:
+        """A sum that was made before: it is counted, and nothing is computed."""
+        self.exchanges += 1
+        self._count(ask, known.bytes)
+        return known
+
+    def _count(self, ask: Ask, size: int) -> None:
+        """Count the bytes of an exchange, of which all workers send and are sent the same."""
+        self.bytes += size
+        if self.ledger is not None and size:
+            everyone, envelope = np.arange(self.workers), TAG_BYTES + DIGEST_BYTES
+            payload = size // (2 * self.workers) - envelope
+            for direction in DIRECTIONS:
+                self.ledger.add(ask.purpose, direction, everyone, payload, envelope)
 
     def _roundings(self, attempt: int, size: int) -> FloatArray:
         """What the roundings of all workers but one add, in steps."""

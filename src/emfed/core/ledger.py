@@ -17,9 +17,9 @@ KINDS = ("opening", "start", "round", "question", "closing", "monitor")
 """Hello, summaries and settings; all that finds the start; the rounds; what everyone is asked on
 the way (candidates, the last check); how well the model fits each worker's rows; and what a
 `Monitor` asks, which no total counts: it looks at a run and is no part of it."""
-DIRECTIONS = ("up", "down")
-PARTS = ("messages", "payload", "envelope")
 Direction = Literal["up", "down"]
+DIRECTIONS: tuple[Direction, ...] = ("up", "down")
+PARTS = ("messages", "payload", "envelope")
 
 
 class Ledger:

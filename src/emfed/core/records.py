@@ -60,6 +60,8 @@ class RoundRecord:
     gain : float or None
         What an EM step from here is worth in nats per sample, to second order: |H|^2 / 2 in the
         model's metric. Only algorithms that work in the metric tell it.
+    left : float or None
+        Nats per sample that EM may still gain, where the fit has an estimate of them.
 
     Examples
     --------
@@ -88,6 +90,7 @@ class RoundRecord:
     squared_h: float | None = None
     objective: float | None = None
     gain: float | None = None
+    left: float | None = None
 
 
 _FIELDS = {f.name: f.type for f in dataclasses.fields(RoundRecord)}

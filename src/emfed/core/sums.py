@@ -31,6 +31,16 @@ class Rows(Protocol):
     def total(self) -> float:
         """The sum of the rows' weights, which is their number where they have none."""
 
+    @property
+    def count(self) -> int:
+        """How many rows have a weight."""
+
+    @property
+    def squares(self) -> float:
+        """The sum over rows of how often they stand for themselves, times that squared which a
+        worker counts more for than they do. The square of ``total`` over it is how many rows of
+        equal weight the rows are worth."""
+
     def sum(self, mean: Mean, ragged: bool = False) -> FloatArray:
         """The weighted sum over all rows of a function that gives means over blocks of rows.
 
@@ -145,7 +155,8 @@ def drive(
 ) -> T:
     """Run a fit to its end, with a function that makes the sums.
 
-    ``stop`` is asked before each exchange; a reason makes the fit return what it has reached.
+    ``stop`` is asked before each exchange; where it gives a reason the ask is not answered, and the
+    fit ends what it was at (`Finish`).
 
     Examples
     --------
@@ -159,8 +170,7 @@ def drive(
     try:
         ask = next(fit)
         while True:
-            if stop is not None and (reason := stop(ask)) is not None:
-                return finished(fit, Finish(reason))
-            ask = fit.send(answer(ask))
+            reason = None if stop is None else stop(ask)
+            ask = fit.send(answer(ask)) if reason is None else fit.throw(Finish(reason))
     except StopIteration as end:
         return end.value

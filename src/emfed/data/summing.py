@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
 from typing import final
 
 import numpy as np
 
+from emfed.core.errors import DataError
+from emfed.core.protocols import Model
 from emfed.core.sums import FloatArray, Mean
+from emfed.data.sources import chunks
 from emfed.data.tables import Piece, Workers, apart
+from emfed.data.workers import WorkerData
+from emfed.models.naming import rows_named
 
 
 @final
@@ -19,6 +26,8 @@ class HeldRows:
     ----------
     data : Workers
         The rows.
+    weights : array, optional
+        What each worker counts for, in rows; by default what its rows do.
     stacked : bool
         Whether workers of equal size are computed together; if not, one after the other.
 
@@ -31,25 +40,62 @@ class HeldRows:
     (8.0, array([3., 3.]))
     """
 
-    def __init__(self, data: Workers, stacked: bool = True) -> None:
+    def __init__(
+        self, data: Workers, weights: FloatArray | None = None, stacked: bool = True
+    ) -> None:
         self.data, self._stacked = data, stacked
-        self._totals = data.totals
+        self._own = data.totals
+        self._counts_for = self._own if weights is None else weights
 
     @property
     def total(self) -> float:
         """The sum of the rows' weights."""
-        return float(self._totals.sum())
+        return float(self._counts_for.sum())
+
+    @property
+    def count(self) -> int:
+        """How many rows have a weight."""
+        return int(self.data.positive_counts.sum())
+
+    @property
+    def squares(self) -> float:
+        """The sum over workers of what they count for, squared, over what their rows do."""
+        held = self._own > 0
+        return float((self._counts_for[held] ** 2 / self._own[held]).sum())
 
     def sum(self, mean: Mean, ragged: bool = False) -> FloatArray:
         """The weighted sum over all rows of a function that gives means over blocks of rows."""
         total = np.zeros(())
         for piece in self._pieces(ragged):
             values = mean(piece.rows, piece.padding)
-            total = total + (piece.share * self._totals[piece.positions]) @ values
+            total = total + (piece.share * self._counts_for[piece.positions]) @ values
         return np.asarray(total)
 
     def _pieces(self, ragged: bool) -> Iterator[Piece]:
-        workers = np.arange(self.data.size, dtype=np.int64)
+        workers = np.flatnonzero(self._own > 0)
         pieces = self.data.stacks(workers) if self._stacked else self.data.pieces(workers)
         for piece in pieces:
+            piece = piece._replace(positions=workers[piece.positions])
             yield from [piece] if ragged else apart(piece)
+
+
+def check_rows_held(model: Model, data: Workers) -> None:
+    """Refuse rows that the model cannot use, and name whose they are."""
+    if isinstance(data, WorkerData) and data.counts.all():
+        with suppress(DataError):  # or find whose fault it is, for the message
+            model.check(data.rows, "the data", data.columns)
+            return
+    for worker in range(data.size):
+        rows, where = data.worker(worker), f"worker {data.name(worker)!r}"
+        if rows.shape[0] == 0:
+            raise DataError(f"{where} has no rows; expected at least one: leave out what is empty.")
+        for first, block in chunks(rows):
+            with rows_named(partial(data.row_name, worker)):
+                model.check(block, where, data.columns, first)
+
+
+def summary_shapes(model: Model, data: Workers) -> dict[str, tuple[int, ...]]:
+    """The shapes of what a model tells of one worker's rows in the opening."""
+    piece = next(iter(data.pieces(np.zeros(1, dtype=np.int64))))
+    rows = next(iter(apart(piece))).rows
+    return {name: values.shape[1:] for name, values in model.summary(rows).items()}

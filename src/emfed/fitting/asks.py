@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from math import prod
 from typing import Any, final
 
@@ -24,6 +24,17 @@ LIKELIHOOD_REACH = 2.0**12
 def power_of_two(values: Any) -> FloatArray:
     """The largest powers of two that are at most these values."""
     return np.asarray(2.0 ** np.floor(np.log2(values)))
+
+
+@final
+@dataclass(frozen=True)
+class LastSum:
+    """What the last sum said to the fit that asks: for records, and for who looks on."""
+
+    hits: int
+    """How often the step was halved to stay where the model is defined."""
+    left: float
+    """Nats a row that may be left to gain."""
 
 
 @final
@@ -46,6 +57,8 @@ class Statistics(Ask):
         The kind of message in the ledger.
     values : bool
         Whether the log-likelihood and the entropy are among the numbers.
+    last : LastSum, optional
+        How far the fit that asks has come.
     """
 
     model: Model
@@ -53,6 +66,7 @@ class Statistics(Ask):
     precision: Precision
     purpose: str = "round"
     values: bool = True
+    last: LastSum | None = None
 
     @property
     def size(self) -> int:
@@ -71,10 +85,10 @@ class Statistics(Ask):
 
     def part(self, rows: Rows) -> FloatArray:
         """The sum over these rows."""
-        told = rows.sum(self._mean, ragged=self.model.sweeps)
+        sums = rows.sum(self._mean, ragged=self.model.sweeps)
         q = len(self.statistics)
-        white = self.metric.whiten(told[:q] - rows.total * self.statistics)
-        return np.concatenate([white, told[q:]])
+        white = self.metric.whiten(sums[:q] - rows.total * self.statistics)
+        return np.concatenate([white, sums[q:]])
 
     def _mean(self, block: Any, weights: Any) -> FloatArray:
         if not self.values:
@@ -95,7 +109,45 @@ class Statistics(Ask):
 
 @final
 @dataclass(frozen=True, eq=False)
-class Together(Ask):
+class Exact(Ask):
+    """Sums of E[s(y, z) | y; theta] at some parameters, exact: for a start at parameters, and for
+    standard errors.
+    """
+
+    model: Model
+    params: tuple[Any, ...]
+    purpose: str = "closing"
+    precision: Precision | None = None
+
+    @property
+    def size(self) -> int:
+        """Statistics at each of the parameters."""
+        return len(self.params) * self.model.layout.size
+
+    def part(self, rows: Rows) -> FloatArray:
+        """The sum over these rows."""
+        return np.concatenate([rows.sum(partial(self._mean, at)) for at in self.params])
+
+    def _mean(self, params: Any, block: Any, weights: Any) -> FloatArray:
+        return self.model.expected_statistics(block, params, weights)
+
+    def words(self) -> str:
+        """What is asked, for the owner's journal."""
+        name = self.model.words().name
+        return f"{self.model.layout.size} statistics of {name} at {len(self.params)} places"
+
+    def digest(self) -> bytes:
+        """The parameters, exactly."""
+        found = hashlib.blake2b(digest_size=16)
+        for params in self.params:
+            for array in params.arrays().values():
+                found.update(np.ascontiguousarray(array).tobytes())
+        return found.digest()
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Joint(Ask):
     """Several asks in one exchange."""
 
     asks: tuple[Ask, ...]
@@ -103,7 +155,7 @@ class Together(Ask):
     precision: Precision | None
 
     @classmethod
-    def of(cls, asks: Sequence[Ask]) -> Together:
+    def of(cls, asks: Sequence[Ask]) -> Joint:
         """Join asks: the sum is exact if one of them must be."""
         found = [ask.precision for ask in asks]
         pairs = [(one, ask.size) for one, ask in zip(found, asks, strict=True) if one]
@@ -126,12 +178,12 @@ class Together(Ask):
         """The sums of all asks over these rows."""
         return np.concatenate([ask.part(rows) for ask in self.asks])
 
-    def split(self, told: Sum) -> list[Sum]:
-        """What each ask is told; the bytes are counted with the first."""
+    def split(self, answer: Sum) -> list[Sum]:
+        """The sum of each ask; the bytes are counted with the first."""
         ends = np.cumsum([ask.size for ask in self.asks])[:-1]
-        values = np.split(told.value, ends)
+        values = np.split(answer.value, ends)
         return [
-            Sum(value, told.rows, told.noise, told.missing, told.bytes if j == 0 else 0)
+            replace(answer, value=value, bytes=answer.bytes if j == 0 else 0)
             for j, value in enumerate(values)
         ]
 
@@ -146,6 +198,8 @@ class Together(Ask):
 
 # The opening.
 
+COUNTS = 2
+"""Numbers at the head of the first sum: the rows that have a weight, and `Rows.squares`."""
 SEEN_MOMENTS = ("mean", "scatter", "extra")
 """Parts of a summary that are means over what was seen of a column."""
 
@@ -176,7 +230,7 @@ class Summary(Ask):
             return prod(self.shapes.get("scatter", (0,)))
         d, e = prod(self.shapes.get("mean", (0,))), len(self.owners)
         others = sum(prod(self.shapes[name]) for name in self._others)
-        return 2 + 2 * d + e + others
+        return COUNTS + 1 + 2 * d + e + others
 
     @property
     def _others(self) -> list[str]:
@@ -185,13 +239,16 @@ class Summary(Ask):
 
     def part(self, rows: Rows) -> FloatArray:
         """The sum over these rows."""
-        return rows.sum(self._mean)
+        sums = rows.sum(self._mean)
+        if self.mean is not None:
+            return sums
+        return np.concatenate([[rows.count, rows.squares], sums])
 
     def _mean(self, block: Any, weights: Any) -> FloatArray:
         """Sums divided by the rows' weight, worker by worker."""
-        told = self.model.summary(block, weights)
-        count = len(next(iter(told.values())))
-        flat = {name: np.reshape(value, (count, -1)) for name, value in told.items()}
+        found = self.model.summary(block, weights)
+        count = len(next(iter(found.values())))
+        flat = {name: np.reshape(value, (count, -1)) for name, value in found.items()}
         mean = flat.get("mean", np.empty((count, 0)))
         steps = flat.get("length", np.ones((count, 1)))
         seen = steps * flat.get("observed", np.ones_like(mean))
@@ -199,8 +256,7 @@ class Summary(Ask):
             return _scatter(flat["scatter"], mean - self.mean, seen)
         extra = flat.get("extra", np.empty((count, 0))) * seen[:, list(self.owners)]
         others = [flat[name] for name in self._others]
-        ones = np.ones((count, 1))
-        return np.concatenate([ones, steps, seen, seen * mean, extra, *others], axis=1)
+        return np.concatenate([steps, seen, seen * mean, extra, *others], axis=1)
 
     def words(self) -> str:
         """What is asked, for the owner's journal."""

@@ -11,7 +11,6 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from math import inf
 from pathlib import Path
 from typing import Any, Literal, TypeVar, final
 
@@ -48,6 +47,7 @@ from emfed.fitting.climbing import Climb
 from emfed.fitting.moving import Moves, can_move
 from emfed.fitting.private import private_result, private_run, remarks_of
 from emfed.fitting.progress import progress
+from emfed.fitting.remarks import FEWER_COMPONENTS, shortened, unconverged
 from emfed.fitting.rounds import WAIT_SECONDS, WAITS, Run, interrupts, remembered
 from emfed.fitting.selection import (
     Selection,
@@ -1212,41 +1212,15 @@ def run_remarks(run: Run, stopped: str) -> list[str]:
 
 def guard_ridden(run: Run) -> str:
     """Words about steps that had to be shortened, if there were many."""
-    made = [record for record in run.records if record.round > 0]
-    short = sum(record.guard_hits > 0 for record in made)
-    if short <= max(5, 0.02 * len(made)):
-        return ""
     remedy = "a smaller step_size, a finer compressor, or fewer components"
     if isinstance(run.algorithm, AutoEM):  # it has none of these settings
-        remedy = "fewer components, or leave out columns that follow from others"
+        remedy = FEWER_COMPONENTS
     elif not getattr(run.algorithm, "in_metric", False):
         remedy = f"in_metric=True, {remedy}"
-    return (
-        f"in {short} of {len(made)} rounds the step was shortened to stay where the model is "
-        f"defined; the fit may have been thrown off. Use {remedy}."
-    )
+    return shortened(run.records, remedy)
 
 
 def shortfall(run: Run, stopped: str, stop: Stop, tolerance: float) -> str:
     """What a run that met another limit lacks to convergence, in words."""
-    if stopped not in ("rounds", "epochs", "bytes", "seconds"):
-        return ""
-    if stop.tolerance is not None:
-        return (
-            f"|H|^2 did not fall to {stop.tolerance:g} before the limit on {stopped}: allow more "
-            f"{stopped}, or a larger tol."
-        )
-    if not tolerance:
-        return ""
     model = run.model.models[-1] if isinstance(run.model, SideBySide) else run.model
-    left, words = remaining(run.records), model.words()
-    goal = about = ""
-    if words.likelihood:
-        goal = f" to {tolerance:g} nats a {words.row}"
-        some = f"about {left:.1g} nats a {words.row} may be left"
-        about = f" ({some if left < inf else 'much may be left'})"
-    fewer = f"fewer {words.part}s, " if model.describe().get("n_components", 1) > 1 else ""
-    return (
-        f"the run met its limit on {stopped} before it converged{goal}{about}: allow more "
-        f"{stopped}, {fewer}or a larger tol."
-    )
+    return unconverged(model, stopped, stop, tolerance, remaining(run.records))

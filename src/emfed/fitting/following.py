@@ -1,4 +1,4 @@
-"""The fit, top to bottom: open, start, rounds, escape, choose (docs/decisions/001).
+"""The fit, top to bottom: open, start, rounds, escape, choose, look back (docs/decisions/001).
 
 It is a generator without I/O: it yields asks and is sent sums. A loop in one process and every
 member of a federation between machines run this same program.
@@ -7,184 +7,249 @@ member of a federation between machines run this same program.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from typing import Any, final
 
 import numpy as np
 
+from emfed.algorithms import Everyone
+from emfed.artifacts.errors import LEAST, Chart
 from emfed.artifacts.result import criterion
-from emfed.core.protocols import Model, free_parameters
-from emfed.core.sums import Fit, FloatArray
-from emfed.fitting.climb import Climbed, Company, climb
-from emfed.fitting.escape import charged, escaped
-from emfed.fitting.joining import together
+from emfed.core.errors import EmfedError, SettingsError
+from emfed.core.protocols import MovesComponents, SplitsComponents, free_parameters
+from emfed.core.sums import Finish, Fit, FloatArray
+from emfed.fitting.ascent import FIRST_MOVE, Ascent, Cohort, Objective, Point, ascend, look
+from emfed.fitting.asks import Exact
+from emfed.fitting.convergence import Tolerance
+from emfed.fitting.escape import escape
 from emfed.fitting.moving import with_one_less, with_one_more
-from emfed.fitting.opening import Opened, opened
-from emfed.fitting.race import Race
-from emfed.fitting.starting import starts
-from emfed.fitting.starts.sketch import Sketch
+from emfed.fitting.opening import Pooled, pool
+from emfed.fitting.parallel import together
+from emfed.fitting.race import Race, charged, owed
+from emfed.fitting.selection import empty_as_copies, within_rows
+from emfed.fitting.settings import FitSettings
+from emfed.fitting.starting import Sketcher, optimum, start_at, starts
 
 MOST_GAIN = 0.5
 """Nats a row that proposals are granted to gain: a neighbouring number of components that needs
 more to be chosen is left alone."""
 
 
-@final
-@dataclass(frozen=True)
-class Plan:
-    """What a fit is asked to do, in words and limits.
-
-    Parameters
-    ----------
-    models : sequence of Model
-        The candidates: one, or one for each number of components.
-    workers : int
-        How many workers there are.
-    shapes : mapping
-        The shapes of one worker's summary.
-    start, starts, seed
-        How starts are found, how many compete, and the seed of their draws.
-    tolerance, rounds, moves
-        Nats a row that may be left, exchanges at most, and proposals that are tried at once.
-    by : str
-        The criterion that chooses among candidates.
-    """
-
-    models: Sequence[Model]
-    workers: int
-    shapes: Mapping[str, tuple[int, ...]]
-    start: str = "auto"
-    starts: int = 1
-    seed: int = 0
-    tolerance: float = 1e-6
-    rounds: int = 1000
-    moves: int = 3
-    by: str = "bic"
+NO_MAXIMUM = (
+    "standard errors: the fit is no maximum in some direction, or the rows say nothing about it, "
+    "so some errors are huge. Fit with fewer components or a smaller tol."
+)
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """A candidate where its fit ended."""
+    """A model that was fitted, where its fit ended, and the criterion there; less is better."""
 
-    model: Any
-    climbed: Climbed
+    position: int
+    """Where it stands among `FitSettings.candidates`."""
+    problem: Objective
+    estimate: Ascent
     criterion: float
+
+    @property
+    def model(self) -> Any:
+        """The bound model."""
+        return self.problem.model
 
 
 @final
 @dataclass(frozen=True, eq=False)
-class Found:
+class Conclusion:
     """What a fit came to."""
 
-    opened: Opened
+    pooled: Pooled
     candidates: list[Candidate]
     chosen: int
-
-    @property
-    def best(self) -> Candidate:
-        """The candidate that was chosen."""
-        return self.candidates[self.chosen]
-
-
-def follow(plan: Plan, sketch: Sketch | None = None) -> Fit[Found]:
-    """Open, start, make rounds, escape local optima, choose."""
-    told = yield from opened(plan.models[0], plan.shapes)
-    company = Company(plan.workers, told.rows)
-    models = [told.bind(model) for model in plan.models]
-    begun = yield from _begun(plan, models, company, sketch)
-    climbed = yield from _raced(plan, models, company, begun)
-    candidates = [
-        _candidate(plan, model, company, found)
-        for model, found in zip(models, climbed, strict=True)
-    ]
-    candidates = yield from _refined(plan, company, candidates)
-    return Found(told, candidates, _best(candidates))
+    final: Candidate
+    """The chosen candidate; where values were held out, fitted to all of them."""
+    uncertainty: FloatArray | None = None
+    """A root of the covariance of the statistics, where the fit was asked for it."""
+    remarks: list[str] = field(default_factory=list)
 
 
-def _begun(
-    plan: Plan, models: Sequence[Any], company: Company, sketch: Sketch | None
+def follow(
+    settings: FitSettings,
+    workers: int,
+    shapes: Mapping[str, tuple[int, ...]],
+    own_sketch: Sketcher | None = None,
+) -> Fit[Conclusion]:
+    """Fit what the settings say to the rows of so many workers.
+
+    ``shapes`` are those of `Model.summary` of one worker's rows; ``own_sketch`` gives a driver that
+    has the rows of one worker alone.
+    """
+    check(settings)
+    models = settings.candidates()
+    pooled = yield from pool(models[0], shapes)
+    remarks: list[str] = []
+    several = settings.numbers is not None and len(settings.numbers) > 1
+    places = tuple(range(len(settings.numbers or (0,))))
+    if several and settings.numbers is not None:
+        places = within_rows(models, settings.numbers, pooled.count, remarks)
+    problems = {j: _problem(settings, pooled, workers, models[j]) for j in places}
+    begun = yield from _begin(settings, list(problems.values()), own_sketch)
+    candidates = yield from _compete(settings, problems, begun)
+    candidates = yield from _improve(settings, candidates)
+    chosen = final = _best(candidates)
+    if settings.held_out:
+        position = len(places) + chosen.position
+        final = yield from _seeing_all(
+            chosen, position, _problem(settings, pooled, workers, models[position])
+        )
+    found = Conclusion(pooled, candidates, candidates.index(chosen), final, remarks=remarks)
+    return (yield from _with_errors(found)) if settings.errors else found
+
+
+def check(settings: FitSettings) -> None:
+    """Refuse settings of fits that are not told by sums of everyone's rows."""
+    if not isinstance(settings.algorithm, str) or settings.algorithm.lower() not in ("auto", "em"):
+        raise SettingsError(
+            f"a fit on sums has algorithm 'auto' or 'em'; got {settings.algorithm!r}."
+        )
+    if not isinstance(settings.who(), Everyone):
+        raise SettingsError("a fit on sums takes part of everyone: leave participation out.")
+
+
+def _problem(settings: FitSettings, pooled: Pooled, workers: int, model: Any) -> Objective:
+    tolerance = Tolerance(settings.tolerance, settings.field_tol)
+    accelerate = settings.long_steps and not settings.follow_em
+    return Objective(pooled.bind(model), Cohort(workers, pooled.rows), tolerance, accelerate)
+
+
+def _begin(
+    settings: FitSettings, problems: Sequence[Objective], own_sketch: Sketcher | None
 ) -> Fit[list[list[FloatArray]]]:
-    """Where each candidate starts; a model that the opening says all of starts at its optimum."""
-    known = {j: exact for j, model in enumerate(models) if (exact := _closed(model)) is not None}
-    others = [j for j in range(len(models)) if j not in known]
-    found = yield from starts(
-        [models[j] for j in others], company, plan.start, plan.starts, plan.seed, sketch
-    )
-    begun = dict(zip(others, found, strict=True))
-    return [[known[j]] if j in known else begun[j] for j in range(len(models))]
+    """Where each candidate starts: one place or several that compete."""
+    start = settings.start
+    if isinstance(start, str):
+        count, seed = settings.n_init, settings.seed
+        return (yield from starts(problems, start, count, seed, own_sketch))
+    expected = settings.start_statistics != "parameters"
+    given = [start_at(one, one.model.from_user(start), expected) for one in problems]
+    return [[place] for place in (yield from together(given))]
 
 
-def _closed(model: Any) -> FloatArray | None:
-    exact: FloatArray | None = model.closed_form()
-    return exact if exact is not None and model.inside(exact) else None
-
-
-def _raced(
-    plan: Plan, models: Sequence[Any], company: Company, begun: Sequence[Sequence[FloatArray]]
-) -> Fit[list[Climbed]]:
+def _compete(
+    settings: FitSettings, problems: Mapping[int, Objective], begun: Sequence[Sequence[FloatArray]]
+) -> Fit[list[Candidate]]:
     """All candidates and all their starts in the same rounds; the best start of each candidate.
 
     A candidate that cannot be chosen any more is given up, and so is a start that cannot win.
     """
-    places = [(j, own) for j, each in enumerate(begun) for own in each]
-    race = Race([_charge(plan, models[j], company) for j, _ in places])
-    judge = race if len(places) > 1 else None
-    climbs = [
-        climb(models[j], company, own, plan.tolerance, plan.rounds, judge, place)
-        for place, (j, own) in enumerate(places)
-    ]
-    ended = yield from together(climbs)
-    best: dict[int, Climbed] = {}
-    for (j, _), found in zip(places, ended, strict=True):
-        if j not in best or charged(models[j], company, found) > charged(
-            models[j], company, best[j]
-        ):
-            best[j] = found
-    return [best[j] for j in range(len(models))]
-
-
-def _charge(plan: Plan, model: Any, company: Company) -> float:
-    """Nats a row by which the criterion judges a candidate lower for its size."""
-    if len(plan.models) == 1:
-        return 0.0
-    return criterion(plan.by, 0.0, 0.0, company.rows, free_parameters(model)) / (2 * company.rows)
-
-
-def _candidate(plan: Plan, model: Any, company: Company, found: Climbed) -> Candidate:
-    if len(plan.models) == 1:
-        return Candidate(model, found, 0.0)
-    owed = found.point.objective - charged(model, company, found)
-    likelihood, entropy = found.point.values.tolist()
-    free = free_parameters(model)
-    value = criterion(plan.by, likelihood - owed, entropy, company.rows, free)
-    return Candidate(model, found, value)
-
-
-def _best(candidates: Sequence[Candidate]) -> int:
-    return int(np.argmin([one.criterion for one in candidates]))
-
-
-def _refined(plan: Plan, company: Company, candidates: list[Candidate]) -> Fit[list[Candidate]]:
-    """Escape from local optima: the best candidate, then its neighbours, each once."""
-    done: set[int] = set()
-    room = 2 * MOST_GAIN * company.rows
-    while True:
-        best = _best(candidates)
-        near = [j for j in (best, best + 1, best - 1) if 0 <= j < len(candidates)]
-        limit = candidates[best].criterion + room
-        todo = [j for j in near if j not in done and candidates[j].criterion <= limit]
-        if not todo:
-            return candidates
-        j = todo[0]
-        done.add(j)
-        one = candidates[j]
-        beside = list(_beside(candidates, j))
-        found = yield from escaped(
-            one.model, company, one.climbed, plan.tolerance, plan.moves, beside, plan.rounds
+    common = Race() if settings.drop and settings.criterion in ("aic", "bic") else None
+    fits, owners = list[Fit[Ascent]](), list[int]()
+    for (j, problem), own in zip(problems.items(), begun, strict=True):
+        race = common or Race()
+        compared = common is not None and len(problems) > 1
+        charge = _charge(settings, problem) if compared else 0.0
+        competes = len(own) > 1 or compared
+        for start in own:
+            owners.append(j)
+            if isinstance(settings.start, str) and optimum(problem.model) is not None:
+                fits.append(_known(problem, start, seen=len(problems) > 1 or settings.likelihood))
+            else:
+                gives_up = race.competitor(problem, charge) if competes else None
+                fits.append(ascend(problem, start, gives_up))
+    ended = yield from together(fits)
+    return [
+        _judged(
+            settings,
+            j,
+            problem,
+            max(
+                (one for one, owner in zip(ended, owners, strict=True) if owner == j),
+                key=lambda one: charged(problem, one),
+            ),
         )
+        for j, problem in problems.items()
+    ]
+
+
+def _known(problem: Objective, start: FloatArray, seen: bool) -> Fit[Ascent]:
+    """An optimum that the opening told; the rows are asked for no more than its likelihood."""
+    point = Point.unseen(start)
+    if seen:
+        with suppress(Finish):
+            point = yield from look(problem, start, FIRST_MOVE)
+    return Ascent(point, True, 0.0)
+
+
+def _charge(settings: FitSettings, problem: Objective) -> float:
+    """Nats a row by which the criterion judges a candidate lower for its size."""
+    rows, free = problem.cohort.rows, free_parameters(problem.model)
+    return criterion(settings.criterion, 0.0, 0.0, rows, free) / (2 * rows)
+
+
+def _judged(settings: FitSettings, j: int, problem: Objective, estimate: Ascent) -> Candidate:
+    """A candidate with its criterion, where components on few rows owe what the floor gave."""
+    likelihood, entropy = estimate.point.values.tolist()
+    if settings.held_out:  # the error of values that were hidden is told in the entropy's place
+        return Candidate(j, problem, estimate, entropy)
+    if settings.numbers is None or len(settings.numbers) == 1:
+        return Candidate(j, problem, estimate, 0.0)
+    likelihood -= owed(problem, estimate.point.statistics)
+    rows, free = problem.cohort.rows, free_parameters(problem.model)
+    value = criterion(settings.criterion, likelihood, entropy, rows, free)
+    return Candidate(j, problem, estimate, value)
+
+
+def _best(candidates: Sequence[Candidate]) -> Candidate:
+    return min(candidates, key=lambda one: one.criterion)
+
+
+def tries(settings: FitSettings, candidates: Sequence[Candidate]) -> int:
+    """How many proposals are tried at once; 0: a fit ends where its start leads.
+
+    One worker's start has seen its rows; but numbers of components that it compares may differ by
+    less than starts do.
+    """
+    alone = candidates[0].problem.cohort.workers == 1
+    several = len(candidates) > 1
+    if not settings.leads_on or settings.follow_em:
+        return 0
+    if all(isinstance(one.model, MovesComponents) for one in candidates):
+        return 0 if alone or several else settings.moves
+    able = settings.is_auto and all(isinstance(one.model, SplitsComponents) for one in candidates)
+    return settings.moves if able and (several or not alone) else 0
+
+
+def _improve(settings: FitSettings, candidates: list[Candidate]) -> Fit[list[Candidate]]:
+    """Escape from local optima: the best candidate, then its neighbours, each once."""
+    count = tries(settings, candidates)
+    done: set[int] = set()
+    room = 2 * MOST_GAIN * candidates[0].problem.cohort.rows
+    while count:
+        best = _best(candidates)
+        near = candidates.index(best)
+        order = [j for j in (near, near + 1, near - 1) if 0 <= j < len(candidates)]
+        left = [
+            j for j in order if j not in done and candidates[j].criterion <= best.criterion + room
+        ]
+        if not left:
+            break
+        done.add(left[0])
+        one = candidates[left[0]]
+        estimate = one.estimate
+        if not estimate.converged:  # others had promised more
+            estimate = yield from _on(one.problem, estimate)
+        beside = list(_beside(candidates, left[0]))
+        estimate = yield from escape(one.problem, estimate, count, beside)
         candidates = [*candidates]
-        candidates[j] = _candidate(plan, one.model, company, found)
+        candidates[left[0]] = _judged(settings, one.position, one.problem, estimate)
+    return candidates
+
+
+def _on(problem: Objective, estimate: Ascent) -> Fit[Ascent]:
+    """Go on from where an ascent was given up."""
+    found = yield from ascend(problem, estimate.point.statistics)
+    return found if found.point.objective >= estimate.point.objective else estimate
 
 
 def _beside(candidates: Sequence[Candidate], j: int) -> list[FloatArray]:
@@ -194,7 +259,34 @@ def _beside(candidates: Sequence[Candidate], j: int) -> list[FloatArray]:
     for other, count in zip(candidates, components, strict=True):
         more = count - components[j]
         if more == -1:
-            out += with_one_more(model, other.model, other.climbed.point.statistics)
+            out += with_one_more(model, other.model, other.estimate.point.statistics)
         elif more == 1:
-            out += with_one_less(model, other.model, other.climbed.point.statistics)
+            out += with_one_less(model, other.model, other.estimate.point.statistics)
     return out
+
+
+def _seeing_all(chosen: Candidate, position: int, problem: Objective) -> Fit[Candidate]:
+    """The chosen candidate, fitted to values that were hidden, too."""
+    estimate = yield from ascend(problem, chosen.estimate.point.statistics)
+    if not np.isfinite(estimate.point.objective):  # nothing more was asked for
+        return chosen
+    return Candidate(position, problem, estimate, chosen.criterion)
+
+
+def _with_errors(found: Conclusion) -> Fit[Conclusion]:
+    """Standard errors: exact statistics a step along each direction (`emfed.artifacts.errors`)."""
+    problem, pooled = found.final.problem, found.pooled
+    at = empty_as_copies(problem.model, found.final.estimate.point.statistics, pooled.count)
+    try:
+        chart = Chart.at(problem.model, at, pooled.effective)
+        params = tuple(chart.questions())
+        answer = yield Exact(problem.model, params)
+    except EmfedError as error:  # a fit is not lost for want of its errors
+        return replace(found, remarks=[*found.remarks, str(error)])
+    except Finish as finish:
+        return replace(found, remarks=[*found.remarks, f"no standard errors: {finish}."])
+    sums = answer.value.reshape(len(params), -1) / answer.rows
+    root, least = chart.root(sums, pooled.effective)
+    if least < LEAST:
+        found = replace(found, remarks=[*found.remarks, NO_MAXIMUM])
+    return replace(found, uncertainty=root)

@@ -11,44 +11,50 @@ import numpy as np
 from emfed.core.errors import DataError
 from emfed.core.protocols import Model
 from emfed.core.sums import Fit, FloatArray
-from emfed.fitting.asks import Summary
+from emfed.fitting.asks import COUNTS, Summary
 from emfed.models.binding import extra_owners
 from emfed.models.rows import without_rounding
 
 
 @final
 @dataclass(frozen=True, eq=False)
-class Opened:
+class Pooled:
     """What the opening says of all rows together."""
 
     summary: dict[str, FloatArray]
     rows: float
     """The sum of the rows' weights, which is their number where they have none."""
+    count: int
+    """How many rows have a weight."""
+    effective: float
+    """How many rows of equal weight they are worth."""
 
     def bind(self, model: Model) -> Any:
         """The model that knows all rows."""
         whole = {name: values[None] for name, values in self.summary.items()}
-        return model.bind(whole, np.array([round(self.rows)]), np.ones(1))
+        return model.bind(whole, np.array([self.count]), np.ones(1))
 
 
-def opened(model: Model, shapes: Mapping[str, tuple[int, ...]]) -> Fit[Opened]:
+def pool(model: Model, shapes: Mapping[str, tuple[int, ...]]) -> Fit[Pooled]:
     """Ask for what binds a model; ``shapes`` are those of `Model.summary` of one worker."""
     d = int(np.prod(shapes.get("mean", (0,))))
     owners = extra_owners(model, d).tolist()
-    first = Summary(model, shapes, owners)
-    told = yield first
-    summary = _first_moments(told.value, shapes, owners, told.rows)
+    first = yield Summary(model, shapes, owners)
+    if not first.rows > 0:
+        raise DataError("no worker has a row with a weight: nothing can be fitted.")
+    count, squares = first.value[:COUNTS].tolist()
+    summary = _first_moments(first.value[COUNTS:] / first.rows, shapes, owners)
     if "scatter" in shapes:
         mean = np.ravel(summary["mean"])
         moments = (yield Summary(model, shapes, owners, mean)).value
-        seen = _seen(summary, d) * told.rows
+        seen = _seen(summary, d) * first.rows
         about = seen
         if len(moments) != d:
             rows, _ = np.triu_indices(d)
             about = seen[rows]
         scatter = without_rounding(mean, moments / np.where(about > 0, about, 1.0))
         summary["scatter"] = scatter.reshape(shapes["scatter"])
-    return Opened(summary, told.rows)
+    return Pooled(summary, first.rows, round(count), first.rows**2 / squares)
 
 
 def _seen(summary: Mapping[str, FloatArray], d: int) -> FloatArray:
@@ -58,15 +64,9 @@ def _seen(summary: Mapping[str, FloatArray], d: int) -> FloatArray:
 
 
 def _first_moments(
-    sums: FloatArray,
-    shapes: Mapping[str, tuple[int, ...]],
-    owners: Sequence[int],
-    rows: float,
+    left: FloatArray, shapes: Mapping[str, tuple[int, ...]], owners: Sequence[int]
 ) -> dict[str, FloatArray]:
-    """Counts and means from the first sum of an opening."""
-    if not rows > 0:
-        raise DataError("no worker has a row with a weight: nothing can be fitted.")
-    left = sums / rows
+    """Shares and means from the first sum of an opening, divided by the rows."""
 
     def take(count: int) -> FloatArray:
         nonlocal left
@@ -74,7 +74,6 @@ def _first_moments(
         return taken
 
     d = int(np.prod(shapes.get("mean", (0,))))
-    take(1)
     length, seen = take(1), take(d)
     some = np.where(seen > 0, seen, 1.0)
     found: dict[str, FloatArray] = {"length": length, "observed": seen / length}

@@ -178,7 +178,7 @@ def collapses(result: Result) -> bool:
     return any(on_few_rows(h, result.samples, model.n_features) for h in held)
 
 
-def empty_components(model: Any, statistics: FloatArray, rows: int) -> BoolArray:
+def empty_components(model: Any, statistics: FloatArray, rows: float) -> BoolArray:
     """Which components explain less than half a row, whatever the unit of weights is."""
     return np.asarray(model.component_shares(statistics) * rows < 0.5)
 
@@ -186,22 +186,14 @@ def empty_components(model: Any, statistics: FloatArray, rows: int) -> BoolArray
 def without_empty(result: Result, rows: int, remarks: list[str]) -> Result:
     """The result with components that explain less than half a row as copies of the heaviest.
 
-    Nothing but noise says where such a component is, so its mean may lie outside all rows. A copy
-    of another without weight changes no density, and EM from there gains nothing: at any other
-    place it would begin to climb again, and the fit had not converged. ``remarks`` name them.
+    ``remarks`` name them.
     """
     model = result.model
     empty = empty_components(model, result.statistics, rows)
     if not empty.any() or empty.all():
         return result
-
-    def loss(there: FloatArray) -> float:
-        inside = model.inside(there)
-        return float(model.surrogate(there, model.maximize(there))) if inside else np.inf
-
-    kept = passed_on(model.layout, result.statistics, empty, loss)
-    statistics = as_copies(model.layout, kept, empty)
-    if model.inside(statistics):
+    statistics = empty_as_copies(model, result.statistics, rows)
+    if statistics is not result.statistics:
         params = model.to_user(model.maximize(statistics))
         result = replace(result, statistics=statistics, params=params)
         empty = statistics[model.layout.slices["mass"]] <= TRACE * (1 + 1e-9)
@@ -213,6 +205,26 @@ def without_empty(result: Result, rows: int, remarks: list[str]) -> Result:
         "components describe the rows as well, and another start (n_init) may find a use for it."
     )
     return result
+
+
+def empty_as_copies(model: Any, statistics: FloatArray, rows: float) -> FloatArray:
+    """Statistics in which components that explain less than half a row are copies of the heaviest.
+
+    Nothing but noise says where such a component is, so its mean may lie outside all rows. A copy
+    of another without weight changes no density, and EM from there gains nothing: at any other
+    place it would begin to climb again, and the fit had not converged.
+    """
+    empty = empty_components(model, statistics, rows)
+    if not empty.any() or empty.all():
+        return statistics
+
+    def loss(there: FloatArray) -> float:
+        inside = model.inside(there)
+        return float(model.surrogate(there, model.maximize(there))) if inside else np.inf
+
+    kept = passed_on(model.layout, statistics, empty, loss)
+    copies = as_copies(model.layout, kept, empty)
+    return copies if model.inside(copies) else statistics
 
 
 def floor_remarks(result: Result) -> list[str]:

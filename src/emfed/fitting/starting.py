@@ -6,7 +6,7 @@ every member tries as many starts as it likes, at no message (`emfed.fitting.sta
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,8 +14,9 @@ import numpy as np
 from emfed.core.errors import SettingsError
 from emfed.core.protocols import StartsFromClusters
 from emfed.core.sums import Fit, FloatArray
-from emfed.fitting.asks import Statistics
-from emfed.fitting.climb import Company
+from emfed.fitting.ascent import Objective
+from emfed.fitting.asks import Exact, Statistics
+from emfed.fitting.selection import FLOORS
 from emfed.fitting.starts.sketch import NARROWEST, NARROWEST_OF_CLUSTERS, Sketch, drawn
 from emfed.models.clusters import BUCKETS_PER_COMPONENT, Buckets, Clusters
 from emfed.models.components import SMALLEST_COMPONENT
@@ -31,32 +32,61 @@ SEEDS = 0x9E3779B97F4A7C15
 """An odd number without pattern: the seeds of several starts differ."""
 
 
+Sketcher = Callable[[Any, int], Sketch]
+"""From a bound model and a seed to a sketch: of a driver that has the rows of one worker alone."""
+
+
 def starts(
-    models: Sequence[Any],
-    company: Company,
+    problems: Sequence[Objective],
     method: str,
     count: int,
     seed: int,
-    sketch: Sketch | None = None,
+    own_sketch: Sketcher | None = None,
 ) -> Fit[list[list[FloatArray]]]:
     """The statistics that each model may start from, ``count`` for each, the best first.
 
-    A driver that has the rows of one worker alone gives the ``sketch``; else sums give it.
+    Without a sketch of one worker's own rows sums give one. A model that the opening says all of
+    starts at its optimum.
     """
-    chosen = [_resolved(model, method) for model in models]
-    by_clusters = [model for model, how in zip(models, chosen, strict=True) if how == "k-means"]
-    found: dict[int, list[Any]] = {}
-    if by_clusters:
-        widest = max(by_clusters, key=lambda model: model.n_components)
-        if sketch is None:
-            sketch = yield from sketched(widest, company, seed)
-        tried = iter(sketch.starts(by_clusters, count, seed))
-        found = {j: next(tried) for j, how in enumerate(chosen) if how == "k-means"}
     seeds = [(seed + SEEDS * j) % 2**64 for j in range(count)]
-    return [
-        [_inside(model, params) for params in found.get(j) or [model.start(s) for s in seeds]]
-        for j, model in enumerate(models)
-    ]
+    found: dict[int, list[FloatArray]] = {}
+    by_clusters: list[int] = []
+    for j, one in enumerate(problems):
+        exact = optimum(one.model)
+        if exact is not None:
+            found[j] = [exact]
+        elif _resolved(one.model, method) == "k-means":
+            by_clusters.append(j)
+        else:
+            found[j] = [_inside(one.model, one.model.start(own)) for own in seeds]
+    if by_clusters:
+        widest = max((problems[j] for j in by_clusters), key=lambda one: one.model.n_components)
+        if own_sketch is None:
+            sketch = yield from sketched(widest, seed)
+        else:
+            sketch = own_sketch(widest.model, seed)
+        models = [problems[j].model for j in by_clusters]
+        for j, tried in zip(by_clusters, sketch.starts(models, count, seed), strict=True):
+            found[j] = [_inside(problems[j].model, params) for params in tried]
+    return [found[j] for j in range(len(problems))]
+
+
+def start_at(problem: Objective, params: Any, expected: bool) -> Fit[FloatArray]:
+    """Statistics of a start at parameters: what rows say there, or what the parameters imply."""
+    model = problem.model
+    if not expected:
+        return _inside(model, params)
+    answer = yield Exact(model, (params,), "start")
+    statistics = answer.value / answer.rows
+    if not model.inside(statistics):
+        raise SettingsError(f"{NOT_INSIDE}: choose other starting parameters.")
+    return statistics
+
+
+def optimum(model: Any) -> FloatArray | None:
+    """Statistics at the optimum of a model, where the opening says all of its rows."""
+    exact: FloatArray | None = model.closed_form()
+    return exact if exact is not None and model.inside(exact) else None
 
 
 def _resolved(model: Any, method: str) -> str:
@@ -69,44 +99,50 @@ def _resolved(model: Any, method: str) -> str:
     return method
 
 
+NOT_INSIDE = "at this start some component has no mass or no positive definite covariance"
+
+
 def _inside(model: Any, params: Any) -> FloatArray:
     statistics = np.asarray(model.statistics_of(params))
     if not model.inside(statistics):
+        described = model.describe()
+        floor = next((name for name in ("ridge", *FLOORS) if name in described), "floor")
         raise SettingsError(
-            "at this start some component has no mass or no positive definite covariance: some "
-            "columns are combinations of others. Leave them out, or set a larger floor."
+            f"{NOT_INSIDE}: some columns are combinations of others. Drop them, or set {floor} > 0."
         )
     return statistics
 
 
-def sketched(model: Any, company: Company, seed: int) -> Fit[Sketch]:
+def sketched(problem: Objective, seed: int) -> Fit[Sketch]:
     """Rows that stand for all, drawn from buckets."""
-    mass, means = yield from buckets(model, company, seed)
+    model = problem.model
+    mass, means = yield from buckets(problem, seed)
     narrowest = NARROWEST_OF_CLUSTERS if isinstance(model, Clusters) else NARROWEST
     points, weights = drawn(mass, means, model.moment_of_rows, seed, model.fixed_data, narrowest)
     return Sketch(points, model.rows_at(points), weights)
 
 
-def buckets(model: Any, company: Company, seed: int) -> Fit[tuple[FloatArray, FloatArray]]:
+def buckets(problem: Objective, seed: int) -> Fit[tuple[FloatArray, FloatArray]]:
     """Shares and means of buckets of all rows.
 
     There are so few that each holds several rows of every worker, if that leaves some for every
     component.
     """
+    model, cohort = problem.model, problem.cohort
     k, d = model.n_components, model.clusters(1).n_features
     most = min(
         BUCKETS_PER_COMPONENT * k,
         max(FEWEST, NUMBERS // (d + 1)),
-        int(company.rows / company.workers) // ROWS_PER_BUCKET,
+        int(cohort.rows / cohort.workers) // ROWS_PER_BUCKET,
     )
     most = max(most, FEWEST_PER_COMPONENT * k, 2)
     growing = Buckets(model.clusters(most), seed % 2**16, SMALLEST_COMPONENT)
     statistics = growing.origin()
-    precision = company.precision(len(statistics), 1.0, BUCKET_NOISE)
+    precision = cohort.precision(len(statistics), 1.0, BUCKET_NOISE)
     for _ in range(growing.rounds + SETTLING):
         ask = Statistics(growing, statistics, precision, "start", values=False)
-        told = yield ask
-        moved = statistics + ask.metric.unwhiten(told.value / told.rows)
+        answer = yield ask
+        moved = statistics + ask.metric.unwhiten(answer.value / answer.rows)
         statistics = growing.protect(statistics, moved)
     mass, means, _ = growing.held(statistics)
     return mass, means

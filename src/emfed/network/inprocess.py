@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import groupby
 from math import prod
 from typing import Any, final
@@ -41,13 +39,13 @@ from emfed.core.protocols import (
     WorkerStates,
 )
 from emfed.data.sources import chunks
+from emfed.data.summing import check_rows_held
 from emfed.data.tables import Piece, Workers, apart
-from emfed.data.workers import WorkerData, as_workers, with_columns
+from emfed.data.workers import as_workers, with_columns
 from emfed.models.binding import Bound, of_columns, rounded_opening
 from emfed.models.bounded import Asked, to_integers, whole_sums
 from emfed.models.clusters import Buckets
 from emfed.models.mixture import to_numpy
-from emfed.models.naming import rows_named
 from emfed.models.side_by_side import SideBySide
 from emfed.network.masking import SMALLEST_SET
 from emfed.network.own_clusters import clusters_of, clusters_width
@@ -373,7 +371,7 @@ class InProcessFederation(Federation):
                 "this model needs a constant of the data that a stream does not have: use "
                 "gaussian_mixture(..., 'tied', second_moment='statistic')."
             )
-        self._check(model, data)
+        check_rows_held(model, data)
         gathered: dict[str, FloatArray] = {}
         found = _whole(self.pieces(data, self.everyone), False)
         for _, group in groupby(found, key=lambda piece: int(piece.positions[0])):
@@ -397,23 +395,6 @@ class InProcessFederation(Federation):
         opening = Opening(counts, gathered, data.columns, names, totals, cells)
         return rounded_opening(opening, model) if rounded else opening
 
-    def _check(self, model: Model, data: Workers) -> None:
-        """Refuse rows that the model cannot use, and name whose they are."""
-        if isinstance(data, WorkerData) and data.counts.all():
-            with contextlib.suppress(DataError):  # or find whose fault it is, for the message
-                model.check(data.rows, "the data", data.columns)
-                return
-        for worker in range(data.size):
-            rows = data.worker(worker)
-            if rows.shape[0] == 0:
-                raise DataError(
-                    f"{self._where(worker)} has no rows; expected at least one: leave out what is "
-                    "empty."
-                )
-            for first, block in chunks(rows):
-                with rows_named(partial(data.row_name, worker)):
-                    model.check(block, self._where(worker), data.columns, first)
-
     @final
     def open_private(
         self,
@@ -427,7 +408,7 @@ class InProcessFederation(Federation):
         self.masks = self.size >= SMALLEST_SET and masks is not False
         if columns is not None:
             self.data = with_columns(self.data, tuple(columns))
-        self._check(model, self.data)
+        check_rows_held(model, self.data)
         return self.data.worker(0).shape[1], self.data.columns, self.data.names
 
     @property

@@ -160,7 +160,7 @@ class _Search:
         network = self.session.federation
         data = network.data if isinstance(network, InProcessFederation) else None
         if self.alone and data is not None and not data.streaming:
-            return [_own_sketch(data, model, self.session.seed)]
+            return [own_sketch(data, model, self.session.seed)]
         told = []
         if self._merges(method, n_init):
             merged = self.merged(part)
@@ -305,7 +305,7 @@ def _starts(looking: _Search, method: str, n_init: int) -> list[list[Any]]:
     return out
 
 
-def _own_sketch(data: Any, model: Any, seed: int) -> Sketch:
+def own_sketch(data: Any, model: Any, seed: int) -> Sketch:
     """Some of the rows of one worker alone, who can hide nothing from itself.
 
     Weights count as repeated rows do: rows are drawn by weight, in their order, and equal ones

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from emfed.core.sums import Ask, Finish, Fit, finished
-from emfed.fitting.asks import Together
+from emfed.core.sums import Ask, Finish, Fit, Sum, finished
+from emfed.fitting.asks import Joint
 
 T = TypeVar("T")
 
@@ -14,15 +14,15 @@ T = TypeVar("T")
 def together(fits: Sequence[Fit[T]]) -> Fit[list[T]]:
     """Run fits side by side: each exchange holds the asks of all that have not ended.
 
-    A fit that is told to finish ends all of them, each with what it has.
+    Where an exchange is refused (`Finish`) all of them end, each with what it has.
     """
     ended: dict[int, T] = {}
     asks: dict[int, Ask] = {}
 
-    def advance(place: int, told: Any) -> None:
+    def advance(place: int, answer: Sum | None) -> None:
         asks.pop(place, None)
         try:
-            asks[place] = fits[place].send(told)
+            asks[place] = next(fits[place]) if answer is None else fits[place].send(answer)
         except StopIteration as end:
             ended[place] = end.value
 
@@ -30,13 +30,13 @@ def together(fits: Sequence[Fit[T]]) -> Fit[list[T]]:
         advance(place, None)
     while asks:
         places = sorted(asks)
-        joint = Together.of([asks[place] for place in places])
+        joint = Joint.of([asks[place] for place in places])
         try:
-            told = joint.split((yield joint if len(places) > 1 else joint.asks[0]))
+            answers = joint.split((yield joint if len(places) > 1 else joint.asks[0]))
         except Finish as finish:
             for place in places:
                 ended[place] = finished(fits[place], finish)
             break
-        for place, own in zip(places, told, strict=True):
-            advance(place, own)
+        for place, answer in zip(places, answers, strict=True):
+            advance(place, answer)
     return [ended[place] for place in range(len(fits))]

@@ -1,0 +1,49 @@
+"""What a user should know of how a fit went, in words."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import Any
+
+from emfed.core.records import Records
+from emfed.fitting.stopping import Stop
+
+MANY_SHORT, SHARE_SHORT = 5, 0.02
+"""Rounds with a shortened step, and the share of all, beyond which a fit may be thrown off."""
+FEWER_COMPONENTS = "fewer components, or leave out columns that follow from others"
+
+
+def shortened(records: Records, remedy: str) -> str:
+    """Words about steps that had to be shortened; empty unless there were many."""
+    made = [record for record in records if record.round > 0]
+    short = sum(record.guard_hits > 0 for record in made)
+    if short <= max(MANY_SHORT, SHARE_SHORT * len(made)):
+        return ""
+    return (
+        f"in {short} of {len(made)} rounds the step was shortened to stay where the model is "
+        f"defined; the fit may have been thrown off. Use {remedy}."
+    )
+
+
+def unconverged(model: Any, stopped: str, stop: Stop, tolerance: float, left: float) -> str:
+    """What a fit that met another limit lacks to convergence; ``left`` are nats a row."""
+    if stopped not in ("rounds", "epochs", "bytes", "seconds"):
+        return ""
+    if stop.tolerance is not None:
+        return (
+            f"|H|^2 did not fall to {stop.tolerance:g} before the limit on {stopped}: allow more "
+            f"{stopped}, or a larger tol."
+        )
+    if not tolerance:
+        return ""
+    words = model.words()
+    goal = about = ""
+    if words.likelihood:
+        goal = f" to {tolerance:g} nats a {words.row}"
+        some = f"about {left:.1g} nats a {words.row} may be left"
+        about = f" ({some if left < inf else 'much may be left'})"
+    fewer = f"fewer {words.part}s, " if model.describe().get("n_components", 1) > 1 else ""
+    return (
+        f"the run met its limit on {stopped} before it converged{goal}{about}: allow more "
+        f"{stopped}, {fewer}or a larger tol."
+    )

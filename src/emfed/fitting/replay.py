@@ -1,0 +1,104 @@
+"""The sums that a fit was sent: its whole state, since the fit follows from them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+
+from emfed.core.errors import CheckpointError
+from emfed.core.storage import load_checkpoint, save_checkpoint
+from emfed.core.sums import Ask, Sum
+
+FORMAT = "sums"
+SAME = 1e-9
+"""How far the first sum of the rows may be from the one in a file, beside it: other machines add in
+another order."""
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Answered:
+    """An ask that was answered, its sum, and the seconds that it took."""
+
+    digest: bytes
+    sum: Sum
+    seconds: float
+
+
+@final
+@dataclass
+class KnownSums:
+    """The answers to a fit's asks, in order.
+
+    Parameters
+    ----------
+    about : mapping
+        What the fit follows from besides, as plain JSON types: a file of another fit is refused.
+    """
+
+    about: Mapping[str, Any]
+    entries: list[Answered] = field(default_factory=list)
+
+    def add(self, ask: Ask, answer: Sum, seconds: float) -> None:
+        """Note an answer."""
+        self.entries.append(Answered(ask.digest(), answer, seconds))
+
+    def expect(self, place: int, ask: Ask) -> Answered:
+        """The answer at a place, if it is one to this ask."""
+        entry = self.entries[place]
+        if entry.digest != ask.digest() or len(entry.sum.value) != ask.size:
+            raise CheckpointError(
+                f"the checkpoint's exchange {place + 1} was about something else: it was made with "
+                "other settings, rows or another release. Begin anew with another file."
+            )
+        return entry
+
+    def save(self, path: Path) -> None:
+        """Write all to one file."""
+        sums = [entry.sum for entry in self.entries]
+        arrays = {
+            "values": np.concatenate([np.empty(0), *(s.value for s in sums)]),
+            "sizes": np.array([len(s.value) for s in sums], dtype=np.int64),
+            "digests": np.frombuffer(b"".join(e.digest for e in self.entries), dtype=np.uint8),
+            "numbers": np.array([[s.rows, s.noise] for s in sums]).reshape(-1, 2),
+            "counts": np.array([[s.missing, s.bytes] for s in sums], dtype=np.int64).reshape(-1, 2),
+            "seconds": np.array([entry.seconds for entry in self.entries]),
+        }
+        save_checkpoint(path, arrays, {"format": FORMAT, "about": dict(self.about)})
+
+    def load(self, path: Path) -> None:
+        """Go on from a file; one of another fit is refused."""
+        arrays, said = load_checkpoint(path)
+        if said.get("format") != FORMAT:
+            raise CheckpointError(f"{path} is of an older release: begin anew with another file.")
+        other = [name for name, value in self.about.items() if said["about"].get(name) != value]
+        if other:
+            raise CheckpointError(
+                f"{path} was made with another {', '.join(other)}: use the same, or begin anew "
+                "with another file."
+            )
+        values = np.split(arrays["values"], np.cumsum(arrays["sizes"])[:-1])
+        digests = arrays["digests"].tobytes()
+        self.entries = [
+            Answered(
+                digests[16 * j : 16 * j + 16],
+                Sum(values[j], *arrays["numbers"][j].tolist(), *arrays["counts"][j].tolist()),
+                float(arrays["seconds"][j]),
+            )
+            for j in range(len(arrays["sizes"]))
+        ]
+
+    def check_rows(self, ask: Ask, answer: Sum) -> None:
+        """Refuse rows whose first sum is another than the one of the file."""
+        before = self.expect(0, ask).sum
+        if before.rows != answer.rows or not np.allclose(
+            before.value, answer.value, rtol=SAME, atol=SAME * np.abs(before.value).max()
+        ):
+            raise CheckpointError(
+                "the checkpoint is of other rows or weights: give the same, or begin anew with "
+                "another file."
+            )
