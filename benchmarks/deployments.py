@@ -23,11 +23,11 @@ import emfed
 from emfed.algorithms.memory import gap
 from emfed.artifacts.result import Result
 from emfed.core.storage import load_checkpoint
+from emfed.deployment.config import Config, read_config
+from emfed.deployment.status import read_status
 from emfed.fitting.driver import run_fit
 from emfed.fitting.settings import worker_weights
 from emfed.network.addresses import free_port
-from emfed.network.deployment.config import Config, read_config
-from emfed.network.deployment.status import read_status
 from emfed.network.keys import add_site, make_server_keys, make_site_key
 from emfed.network.masking import SMALLEST_SET, pin_keys
 from emfed.network.store import SiteStore

@@ -37,12 +37,12 @@ from benchmarks.deployments import FEDEM, MIXTURE, mixture_tables
 from emfed import fit, gaussian_mixture, load
 from emfed.core.errors import CheckpointError
 from emfed.core.storage import Disk, ScratchDisk
+from emfed.deployment import serving
+from emfed.deployment.config import read_config
+from emfed.deployment.orders import change_orders, read_orders
+from emfed.deployment.serving import serve_run
+from emfed.deployment.status import Status, logging_to
 from emfed.network import Site, SiteRules, Transport
-from emfed.network.deployment import serving
-from emfed.network.deployment.config import read_config
-from emfed.network.deployment.orders import change_orders, read_orders
-from emfed.network.deployment.serving import serve_run
-from emfed.network.deployment.status import Status, logging_to
 from emfed.network.keys import add_site, make_server_keys, make_site_key, remove_site
 from emfed.network.masking import SiteIdentity
 

@@ -32,8 +32,8 @@ from tests.network.doors import Door
 from benchmarks.chaos import harmed
 from benchmarks.deployments import FEDEM, MIXTURE, Deployment, mixture_tables
 from emfed import fit, gaussian_mixture, load
-from emfed.network.deployment.orders import change_orders
-from emfed.network.deployment.status import REPEAT_SECONDS
+from emfed.deployment.orders import change_orders
+from emfed.deployment.status import REPEAT_SECONDS
 from emfed.network.keys import add_site, remove_site, rotate_site_key, take_rotation
 
 CONFIG = (

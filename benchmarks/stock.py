@@ -10,8 +10,8 @@ from pathlib import Path
 import emfed
 from benchmarks.deployments import difference, mixture_tables
 from benchmarks.flower import flower, stock_node
+from emfed.deployment.config import read_config
 from emfed.fitting.driver import run_fit
-from emfed.network.deployment.config import read_config
 from emfed.network.flower.hosting import write_app
 from emfed.network.flower.processes import stop_all
 

@@ -11,7 +11,7 @@ import pytest
 from benchmarks import flower, stock
 from benchmarks.page import HISTORY, LATEST, MAIN, PAGE, merged, page
 
-from emfed.network.deployment.config import read_config
+from emfed.deployment.config import read_config
 
 MACHINE = {
     "date": "2026-11-16",

@@ -15,8 +15,8 @@ import pytest
 import typer
 
 from emfed.cli.main import app
-from emfed.network.deployment.config import read_config
-from emfed.network.deployment.site import read_rules
+from emfed.deployment.config import read_config
+from emfed.deployment.site import read_rules
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

@@ -24,7 +24,7 @@ ORDER = (
     "fitting",
     "imputation",
     "fitting.estimators",
-    "network.deployment",
+    "deployment",
     "network.flower",
     "testing",
     "theory",

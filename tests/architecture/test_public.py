@@ -53,8 +53,8 @@ def test_import_and_help_load_nothing_heavy_and_fit_only_what_it_needs() -> None
 
 def test_joining_loads_nothing_that_a_site_does_not_install() -> None:
     """No drawing and no estimators: what emfed-site leaves out (docs/decisions/009)."""
-    rooms = "emfed.cli.main, emfed.network.deployment.joining, emfed.network.deployment.site"
-    script = f"import {rooms}, emfed.network.websocket.client, emfed.network.deployment.doctor"
+    rooms = "emfed.cli.main, emfed.deployment.joining, emfed.deployment.site"
+    script = f"import {rooms}, emfed.network.websocket.client, emfed.deployment.doctor"
     assert loaded_by(script, "matplotlib", "jinja2", "sklearn", "polars") == "[]"
 
 

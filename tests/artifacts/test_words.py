@@ -20,11 +20,11 @@ from emfed.artifacts.page import Page, Table
 from emfed.cli import fit as command
 from emfed.core.errors import SettingsError
 from emfed.core.protocols import ModelWords
+from emfed.deployment.views import status_line
 from emfed.fitting.estimators import FederatedGaussianMixture, FederatedMixture
 from emfed.models.clusters import Clusters
 from emfed.models.component_summaries import normal_portrait
 from emfed.models.side_by_side import SideBySide
-from emfed.network.deployment.views import status_line
 from tests.contracts.test_one_registry import EXAMPLES
 
 PLAIN = [name for name in EXAMPLES if "priors" not in name]

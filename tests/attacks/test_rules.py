@@ -14,10 +14,10 @@ import pytest
 
 import emfed
 from emfed.core.wire import decode_refusal, open_refusal
+from emfed.deployment.site import read_rules
 from emfed.models.clusters import Centres, Clusters
 from emfed.models.site_owner import SiteOwner
 from emfed.network import LocalTransport, RemoteFederation, Site, SiteRules
-from emfed.network.deployment.site import read_rules
 from tests.attacks.malicious import Server
 from tests.helpers import BARE, OPEN
 

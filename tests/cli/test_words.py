@@ -12,8 +12,8 @@ import pytest
 import emfed
 from emfed.cli.help import spoken
 from emfed.core.errors import SettingsError
+from emfed.deployment.config import read_config
 from emfed.fitting.words import in_toml
-from emfed.network.deployment.config import read_config
 from tests.cli.shell import Shell
 
 PYTHON = re.compile(r"(?<![\w/.'-])[a-z]+_[a-z]+|=True|=False|=None|\bmax_iter\b")

@@ -16,9 +16,9 @@ import pytest
 
 import emfed
 from emfed.core.wire import Reason, encode_refusal, seal_refusal
+from emfed.deployment.serving import save_fit
 from emfed.fitting.serving import Served
 from emfed.network import LocalTransport, Site, SiteRules, Transport
-from emfed.network.deployment.serving import save_fit
 from tests.helpers import OPEN, make_data, make_model, plain_fit
 from tests.network.test_trajectories import Scales
 

@@ -41,8 +41,8 @@ from emfed.core.wire import (
     is_grid,
     seal,
 )
+from emfed.deployment.approval import check_approved
 from emfed.network import RemoteFederation, Site, SiteRules, Transport
-from emfed.network.deployment.approval import check_approved
 from emfed.network.masking import SiteIdentity
 from tests.network.losses import heard
 

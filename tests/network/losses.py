@@ -32,10 +32,10 @@ from emfed.core.wire import (
     kind_of,
     seal_refusal,
 )
+from emfed.deployment.config import read_config
+from emfed.deployment.serving import serve_run
+from emfed.deployment.status import Status
 from emfed.network import Site, SiteRules, Transport
-from emfed.network.deployment.config import read_config
-from emfed.network.deployment.serving import serve_run
-from emfed.network.deployment.status import Status
 from emfed.network.keys import make_private_key
 from emfed.network.masking import SiteIdentity
 from emfed.network.rules import Refusal

@@ -15,14 +15,14 @@ from emfed.artifacts.disclosure import protections
 from emfed.core.errors import ParticipationError, SettingsError
 from emfed.core.privacy import Privacy, mu_squared_of, step_for
 from emfed.data.workers import as_workers
+from emfed.deployment.approval import answer_fit, check_approved, pending_fits
+from emfed.deployment.config import read_config
+from emfed.deployment.site import MEMORY
+from emfed.deployment.views import SiteView
 from emfed.fitting.driver import run_fit
 from emfed.fitting.settings import FitSettings
 from emfed.models.bounded import Asked
 from emfed.network import LocalTransport, RemoteFederation, Site, SiteRules, StackedFederation
-from emfed.network.deployment.approval import answer_fit, check_approved, pending_fits
-from emfed.network.deployment.config import read_config
-from emfed.network.deployment.site import MEMORY
-from emfed.network.deployment.views import SiteView
 from emfed.network.masking import SiteIdentity
 from emfed.network.store import Allowance
 from emfed.network.sums import SiteSums

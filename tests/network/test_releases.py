@@ -23,10 +23,10 @@ from emfed.core.wire import (
     seal,
     seal_refusal,
 )
+from emfed.deployment.status import Noted
 from emfed.fitting import serve
 from emfed.models import gaussian_mixture
 from emfed.network import LocalTransport, Site, SiteRules
-from emfed.network.deployment.status import Noted
 
 OLD = {
     "message format 1": "479d21a",

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from sklearn import datasets
 
 import emfed
-from emfed.network.deployment.joining import WebSocketSiteSupervisor
+from emfed.deployment.joining import WebSocketSiteSupervisor
 from emfed.network.self_check import suspicions
 from tests.helpers import BARE
 

@@ -15,8 +15,8 @@ import pytest
 from benchmarks.deployments import MIXTURE, mixture_tables
 
 import emfed
+from emfed.deployment.status import read_status
 from emfed.network.addresses import free_port
-from emfed.network.deployment.status import read_status
 from emfed.network.keys import add_site, make_server_keys, make_site_key
 
 UNITS = sorted((Path(__file__).parents[2] / "examples" / "deploy").glob("*.service"))

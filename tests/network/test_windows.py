@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from emfed.core.errors import EmfedError
+from emfed.deployment.config import read_config
 from emfed.network import addresses
 from emfed.network.addresses import alone
-from emfed.network.deployment.config import read_config
 
 ELSEWHERE = """
 import os, pkgutil, sys, tempfile

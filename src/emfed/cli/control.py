@@ -21,14 +21,14 @@ SiteName = Annotated[str, typer.Argument(help="The site's name.")]
 
 def folder_of(where: Path) -> Path:
     """The folder of a run, from its configuration or as it is given."""
-    from emfed.network.deployment.config import read_config
+    from emfed.deployment.config import read_config
 
     return read_config(where).place("folder") if where.is_file() else where
 
 
 def _order(where: Path, words: str, **changes: Any) -> None:
-    from emfed.network.deployment.orders import change_orders
-    from emfed.network.deployment.status import read_status
+    from emfed.deployment.orders import change_orders
+    from emfed.deployment.status import read_status
 
     folder = folder_of(where)
     change_orders(folder, **changes)
@@ -62,7 +62,7 @@ def extend(
 ) -> None:
     """Set another limit on rounds; a run that ended at its limit goes on with `emfed serve`."""
     from emfed.core.errors import SettingsError
-    from emfed.network.deployment.status import read_status
+    from emfed.deployment.status import read_status
 
     made = read_status(folder_of(where)).get("round", 0)
     if rounds <= made:
@@ -83,8 +83,8 @@ def expel(
 ) -> None:
     """Take a site out: from the next round on its rows do not count."""
     from emfed.core.errors import SettingsError
+    from emfed.deployment.status import read_status
     from emfed.network.addresses import printable
-    from emfed.network.deployment.status import read_status
 
     known = read_status(folder_of(where)).get("sites")
     if known and site not in known:
@@ -99,7 +99,7 @@ def expel(
 @control_app.command(cls=Command, epilog=examples("emfed control readmit run.toml oslo"))
 def readmit(where: Where, site: SiteName) -> None:
     """Let a site that was expelled take part again."""
-    from emfed.network.deployment.orders import read_orders
+    from emfed.deployment.orders import read_orders
 
     known = site in read_orders(folder_of(where)).expelled
     words = f"{site} may take part" if known else f"{site} was not expelled"

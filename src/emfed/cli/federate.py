@@ -57,14 +57,14 @@ def serve(
     from dataclasses import replace
 
     from emfed.core.errors import SettingsError
-    from emfed.network.addresses import terminated_as_interrupted
-    from emfed.network.deployment.config import read_config
-    from emfed.network.deployment.hosting import (
+    from emfed.deployment.config import read_config
+    from emfed.deployment.hosting import (
         ServerSupervisor,
         WebSocketServerSupervisor,
         serve_at_once,
     )
-    from emfed.network.deployment.status import logging_to, read_status
+    from emfed.deployment.status import logging_to, read_status
+    from emfed.network.addresses import terminated_as_interrupted
 
     runs = []
     for number, config in enumerate(configs, 1):
@@ -149,7 +149,7 @@ class _Progress:
 
     def __call__(self, status: dict[str, Any]) -> None:
         """Print a line if there is news."""
-        from emfed.network.deployment.status import bearing_full_disks
+        from emfed.deployment.status import bearing_full_disks
 
         with bearing_full_disks():
             self._print(status)
@@ -163,7 +163,7 @@ class _Progress:
                 if refusal not in self._refusals:
                     typer.echo(f"{front}{refusal}")
             self._refusals = set(refusals)
-        from emfed.network.deployment.views import status_line
+        from emfed.deployment.views import status_line
 
         line = json.dumps(status) if self._json else status_line(status)
         if line and line != self._last:
@@ -240,10 +240,10 @@ def join(
     """
     from emfed.core.errors import SettingsError
     from emfed.data.files import TextForm
+    from emfed.deployment.joining import SiteSupervisor, WebSocketSiteSupervisor
+    from emfed.deployment.site import read_rules
+    from emfed.deployment.status import logging_to
     from emfed.network.addresses import terminated_as_interrupted
-    from emfed.network.deployment.joining import SiteSupervisor, WebSocketSiteSupervisor
-    from emfed.network.deployment.site import read_rules
-    from emfed.network.deployment.status import logging_to
 
     kind: type[SiteSupervisor] = WebSocketSiteSupervisor
     if engine == "flower":
@@ -306,8 +306,8 @@ def status(
     Exit code 0: finished or under way; 1: failed, no server works on it, or nothing there; 3:
     finished, but it did not converge or was thrown off; 4: too few sites took part.
     """
-    from emfed.network.deployment.console import page_address
-    from emfed.network.deployment.views import SiteView, run_view
+    from emfed.deployment.console import page_address
+    from emfed.deployment.views import SiteView, run_view
 
     folder = folder_of(where)
     if (folder / "site.json").exists():
@@ -448,7 +448,7 @@ def _site_status(view: Any, json_output: bool) -> None:
     for kind, row in view.kinds.items():
         typer.echo(f"{kind}\t{row[0]} messages\t{row[1]} bytes")
     if last is not None:
-        from emfed.network.deployment.site import describe
+        from emfed.deployment.site import describe
 
         typer.echo(f"last: {last['time']} {describe(last)}")
     else:
@@ -471,7 +471,7 @@ def doctor(
     It looks at names, port, TLS, clock, keys, disk and versions, asks the server whether it knows
     the site's key, and changes nothing. Exit code 1: something is wrong.
     """
-    from emfed.network.deployment.doctor import look_at_server, look_at_site
+    from emfed.deployment.doctor import look_at_server, look_at_site
 
     path = Path(where)
     folder = Path(f"site-{key.stem}") if key is not None else Path()

@@ -32,7 +32,7 @@ def approve(
     Fits wait where the rules say `ask_first = true`. An answer holds for every run of that fit, and
     may be changed.
     """
-    from emfed.network.deployment.approval import answer_fit, known_fits
+    from emfed.deployment.approval import answer_fit, known_fits
 
     if fit:
         words = answer_fit(folder, fit, not no)
@@ -50,7 +50,7 @@ def journal(folder: Folder) -> None:
     Exit code 1 says that one was. The digest at the end stands for the whole journal: kept
     elsewhere, it shows later that nothing before it was changed.
     """
-    from emfed.network.deployment.site import JOURNAL
+    from emfed.deployment.site import JOURNAL
     from emfed.network.rules import check_journal
 
     lines, wrong = check_journal(folder / JOURNAL)
@@ -70,7 +70,7 @@ def erase(folder: Folder) -> None:
     join` begins anew with the rows that are left; a masked run that was under way goes
     on with them, and without masks the server takes the site for one with other data.
     """
-    from emfed.network.deployment.site import erase_site
+    from emfed.deployment.site import erase_site
 
     runs = erase_site(folder)
     typer.echo(

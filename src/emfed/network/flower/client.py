@@ -11,8 +11,8 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from emfed.core.errors import SettingsError
+from emfed.deployment.site import JOURNAL, look_first, open_site
 from emfed.network import Site, SiteRules
-from emfed.network.deployment.site import JOURNAL, look_first, open_site
 from emfed.network.flower.transport import QUERY, unwrap, wrap
 
 FOLDER = "EMFED_SITE_FOLDER"

@@ -13,11 +13,11 @@ from typing import final
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 
 from emfed.core.errors import EmfedError, ParticipationError
+from emfed.deployment.config import Config
+from emfed.deployment.console import SILENT_SECONDS
+from emfed.deployment.hosting import ServerSupervisor
+from emfed.deployment.status import LOCK, StatusReport, read_status
 from emfed.network.addresses import alone, split_address
-from emfed.network.deployment.config import Config
-from emfed.network.deployment.console import SILENT_SECONDS
-from emfed.network.deployment.hosting import ServerSupervisor
-from emfed.network.deployment.status import LOCK, StatusReport, read_status
 from emfed.network.flower.deployment import Link
 from emfed.network.flower.processes import (
     Child,

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import final
 
 from emfed.core.errors import EmfedError
+from emfed.deployment.joining import SiteSupervisor
 from emfed.network.addresses import free_port
-from emfed.network.deployment.joining import SiteSupervisor
 from emfed.network.flower.client import DRY_RUN, FOLDER
 from emfed.network.flower.deployment import Node, secret_in
 from emfed.network.flower.processes import Child, check_platform, stop_all

@@ -12,10 +12,10 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from emfed.core.errors import EmfedError, SettingsError
+from emfed.deployment.config import Config, read_config
+from emfed.deployment.serving import serve_run
+from emfed.deployment.status import HOST_LOCK, LOCK, Status, logging_to
 from emfed.network.addresses import alone
-from emfed.network.deployment.config import Config, read_config
-from emfed.network.deployment.serving import serve_run
-from emfed.network.deployment.status import HOST_LOCK, LOCK, Status, logging_to
 from emfed.network.flower.transport import GridTransport
 
 logger = logging.getLogger(__name__)

@@ -37,13 +37,13 @@ from emfed.core.wire import (
     seal_refusal,
 )
 from emfed.data.files import TextForm
+from emfed.deployment.config import read_config
+from emfed.deployment.joining import SiteSupervisor
+from emfed.deployment.serving import serve_run
+from emfed.deployment.site import look_first, open_site, prepare, read_rules, write_site
+from emfed.deployment.status import Noted, Status
 from emfed.network import LocalTransport, RemoteFederation, SiteRules, Transport, keys
 from emfed.network.addresses import alone, split_address
-from emfed.network.deployment.config import read_config
-from emfed.network.deployment.joining import SiteSupervisor
-from emfed.network.deployment.serving import serve_run
-from emfed.network.deployment.site import look_first, open_site, prepare, read_rules, write_site
-from emfed.network.deployment.status import Noted, Status
 from emfed.network.flower.deployment import Link, Node
 from emfed.network.flower.joining import explain
 from emfed.network.flower.processes import Child
@@ -158,7 +158,7 @@ def test_without_flower_serve_and_join_work(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(GOOD)
     script = (
         "import sys; sys.modules['flwr'] = None; from emfed.cli.main import main; "
-        "import emfed.network.deployment.joining, emfed.network.websocket.server; "
+        "import emfed.deployment.joining, emfed.network.websocket.server; "
         "main(['serve', 'run.toml', '--check'])"
     )
     done = subprocess.run(
@@ -707,7 +707,7 @@ def test_a_folder_belongs_to_one_run(command: Command, tmp_path: Path) -> None:
 def test_a_second_server_waits_for_the_first_and_says_so(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("emfed.network.deployment.hosting.HANDOVER_SECONDS", 1.5)
+    monkeypatch.setattr("emfed.deployment.hosting.HANDOVER_SECONDS", 1.5)
     (tmp_path / "run.toml").write_text(GOOD)
     (tmp_path / "run").mkdir()
     with alone(tmp_path / "run" / "host.lock") as mine:

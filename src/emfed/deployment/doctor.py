@@ -18,9 +18,9 @@ from typing import final
 
 from emfed.core.errors import EmfedError
 from emfed.core.version import __version__
+from emfed.deployment.config import read_config
+from emfed.deployment.status import LOCK
 from emfed.network.addresses import alone, is_loopback, join_address, split_address
-from emfed.network.deployment.config import read_config
-from emfed.network.deployment.status import LOCK
 from emfed.network.keys import (
     NEXT,
     certificate_hosts,

@@ -11,11 +11,11 @@ from typing import Any, final
 
 from emfed.core.errors import EmfedError
 from emfed.core.privacy import epsilon_of
+from emfed.deployment.approval import pending_fits
+from emfed.deployment.console import health, page_address
+from emfed.deployment.site import JOURNAL, MEMORY, read_about
+from emfed.deployment.status import LOCK, read_status
 from emfed.network.addresses import alone
-from emfed.network.deployment.approval import pending_fits
-from emfed.network.deployment.console import health, page_address
-from emfed.network.deployment.site import JOURNAL, MEMORY, read_about
-from emfed.network.deployment.status import LOCK, read_status
 from emfed.network.rules import SiteRules
 from emfed.network.store import Allowance
 

@@ -19,16 +19,16 @@ from emfed.core.errors import CheckpointError, EmfedError, ParticipationError, W
 from emfed.core.records import RoundRecord
 from emfed.core.storage import remove_torn
 from emfed.core.wire import Header, Kind, encode_end, open_answer, seal
+from emfed.deployment.config import Config
+from emfed.deployment.orders import Door, StandingOrders
+from emfed.deployment.site import MODEL
+from emfed.deployment.status import LATE_SECONDS, Noted, Status
 from emfed.fitting.progress import rounds_left
 from emfed.fitting.selection import with_setting
 from emfed.fitting.serving import Served, reached_numbers, serve
 from emfed.fitting.settings import ROUNDS
 from emfed.fitting.words import in_toml
 from emfed.network import Transport
-from emfed.network.deployment.config import Config
-from emfed.network.deployment.orders import Door, StandingOrders
-from emfed.network.deployment.site import MODEL
-from emfed.network.deployment.status import LATE_SECONDS, Noted, Status
 from emfed.network.membership import Members
 from emfed.network.site import mark
 

@@ -42,11 +42,11 @@ from emfed.data.files import (
 )
 from emfed.data.sources import parquet_schema
 from emfed.data.workers import as_workers, of_file
+from emfed.deployment.approval import check_approved
 from emfed.fitting.serving import rehearse
 from emfed.models import build_model
 from emfed.network import Site, SiteRules
 from emfed.network.addresses import alone
-from emfed.network.deployment.approval import check_approved
 from emfed.network.keys import SealedDisk, read_seal
 from emfed.network.masking import SiteIdentity
 from emfed.network.rules import Journal, Refusal

@@ -14,12 +14,9 @@ from typing import final
 from emfed.core.errors import EmfedError, SettingsError
 from emfed.core.version import __version__
 from emfed.data.files import PLAIN, TextForm
-from emfed.models.devices.placing import check_device
-from emfed.network import SiteRules
-from emfed.network.addresses import alone, check_insecure_site, split_address
-from emfed.network.deployment.approval import answer_fit
-from emfed.network.deployment.console import Console
-from emfed.network.deployment.site import (
+from emfed.deployment.approval import answer_fit
+from emfed.deployment.console import Console
+from emfed.deployment.site import (
     JOURNAL,
     REHEARSAL,
     describe,
@@ -29,8 +26,11 @@ from emfed.network.deployment.site import (
     seal_files,
     write_site,
 )
-from emfed.network.deployment.status import Status, bearing_full_disks
-from emfed.network.deployment.views import SiteView
+from emfed.deployment.status import Status, bearing_full_disks
+from emfed.deployment.views import SiteView
+from emfed.models.devices.placing import check_device
+from emfed.network import SiteRules
+from emfed.network.addresses import alone, check_insecure_site, split_address
 from emfed.network.keys import read_private_key, read_seal
 from emfed.network.masking import SiteIdentity, roster_digest
 from emfed.network.site import MORE, StateReport

@@ -48,6 +48,32 @@ from emfed.cli.tables import write_table
 from emfed.core.errors import DataError, EmfedError, ParticipationError, SettingsError
 from emfed.core.wire import Header, Kind, Reason, encode_refusal, kind_of, seal, seal_refusal
 from emfed.data import as_workers, files, sources
+from emfed.deployment import status as status_module
+from emfed.deployment.approval import answer_fit, pending_fits
+from emfed.deployment.config import read_config
+from emfed.deployment.console import Console, health, page_address
+from emfed.deployment.doctor import look_at_server, look_at_site
+from emfed.deployment.hosting import (
+    ServerSupervisor,
+    WebSocketServerSupervisor,
+    recognise,
+)
+from emfed.deployment.orders import (
+    Orders,
+    StandingOrders,
+    change_orders,
+    read_orders,
+)
+from emfed.deployment.serving import serve_run
+from emfed.deployment.site import (
+    erase_site,
+    open_site,
+    prepare,
+    seal_files,
+    write_site,
+)
+from emfed.deployment.status import Noted, Status, bearing_full_disks, logging_to
+from emfed.deployment.views import SiteView, run_view, status_line
 from emfed.fitting.driver import run_fit
 from emfed.network import (
     LocalTransport,
@@ -60,32 +86,6 @@ from emfed.network import (
     listen,
 )
 from emfed.network.addresses import free_port
-from emfed.network.deployment import status as status_module
-from emfed.network.deployment.approval import answer_fit, pending_fits
-from emfed.network.deployment.config import read_config
-from emfed.network.deployment.console import Console, health, page_address
-from emfed.network.deployment.doctor import look_at_server, look_at_site
-from emfed.network.deployment.hosting import (
-    ServerSupervisor,
-    WebSocketServerSupervisor,
-    recognise,
-)
-from emfed.network.deployment.orders import (
-    Orders,
-    StandingOrders,
-    change_orders,
-    read_orders,
-)
-from emfed.network.deployment.serving import serve_run
-from emfed.network.deployment.site import (
-    erase_site,
-    open_site,
-    prepare,
-    seal_files,
-    write_site,
-)
-from emfed.network.deployment.status import Noted, Status, bearing_full_disks, logging_to
-from emfed.network.deployment.views import SiteView, run_view, status_line
 from emfed.network.flower.joining import stands_still
 from emfed.network.masking import pin_keys
 from emfed.network.rules import Journal, check_journal
@@ -927,7 +927,7 @@ def test_the_log_tells_what_a_killed_server_said_last(
     caplog.set_level("INFO", "emfed")
     run = Ordered(tmp_path, {})
     Status(run.folder).say("running", round=17, rounds=24)
-    monkeypatch.setattr("emfed.network.deployment.hosting.serve_run", lambda *_: None)
+    monkeypatch.setattr("emfed.deployment.hosting.serve_run", lambda *_: None)
     config = replace(run.config, server=replace(run.config.server, port=free_port(), page=0))
     WebSocketServerSupervisor(config, insecure=True).run(lambda status: None)
     assert re.search(r"the server before it said last, .*: round 17 of 24", caplog.text)
@@ -941,7 +941,7 @@ def test_a_server_without_room_says_where_and_how_to_go_on(
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("emfed.network.deployment.hosting.serve_run", full)
+    monkeypatch.setattr("emfed.deployment.hosting.serve_run", full)
     config = replace(run.config, server=replace(run.config.server, port=free_port(), page=0))
     with pytest.raises(EmfedError, match="has no room .* the same command goes on"):
         WebSocketServerSupervisor(config, insecure=True).run(lambda status: None)

@@ -20,9 +20,9 @@ from typing import Any, final
 from emfed.core.errors import OtherRelease, WireError
 from emfed.core.storage import read_json_file
 from emfed.core.wire import SAME_RELEASE, Kind, Reason, decode_refusal, kind_of, open_refusal
+from emfed.deployment.orders import Door
 from emfed.network import Transport
 from emfed.network.addresses import printable
-from emfed.network.deployment.orders import Door
 
 logger = logging.getLogger(__name__)
 STATUS, LOCK, HOST_LOCK = "status.json", "server.lock", "host.lock"

@@ -16,13 +16,12 @@ from typing import TYPE_CHECKING, Any, final
 from emfed.core.errors import EmfedError, SettingsError
 from emfed.core.storage import read_json_file, remove_torn, write_atomic
 from emfed.core.version import __version__
-from emfed.network.addresses import alone, check_insecure_server
-from emfed.network.deployment.config import Config
-from emfed.network.deployment.console import Console
-from emfed.network.deployment.orders import Orders, StandingOrders
-from emfed.network.deployment.serving import AtOnce, serve_run
-from emfed.network.deployment.site import MODEL
-from emfed.network.deployment.status import (
+from emfed.deployment.config import Config
+from emfed.deployment.console import Console
+from emfed.deployment.orders import Orders, StandingOrders
+from emfed.deployment.serving import AtOnce, serve_run
+from emfed.deployment.site import MODEL
+from emfed.deployment.status import (
     HOST_LOCK,
     LOCK,
     NO_ROOM,
@@ -31,7 +30,8 @@ from emfed.network.deployment.status import (
     logging_to,
     read_status,
 )
-from emfed.network.deployment.views import run_view, status_line
+from emfed.deployment.views import run_view, status_line
+from emfed.network.addresses import alone, check_insecure_server
 from emfed.network.keys import check_certificate, days_left
 
 if TYPE_CHECKING:
