@@ -34,6 +34,7 @@ from benchmarks.answer_network import bench_answer_network
 from benchmarks.cluster import bench_cluster
 from benchmarks.esteps import bench_esteps
 from benchmarks.estimators import bench_pooled, bench_speed, bench_starts
+from benchmarks.exchange import bench_exchange
 from benchmarks.faults import bench_faults
 from benchmarks.field_bounds import bench_field_bounds
 from benchmarks.figure import EVERY, NATS, SET, bench_figure, bench_pairs
@@ -905,6 +906,19 @@ def sites(console: Console, number: int = 50) -> dict[str, Any]:
     return found
 
 
+def exchange(
+    console: Console, plans: int = 1000, first: int = 0, minutes: float = np.inf
+) -> dict[str, Any]:
+    """Random faults of the exchange of sums, masked and not."""
+    found = bench_exchange(plans, first, minutes)
+    lines = [
+        (name, f"{value:.3g}" if isinstance(value, float) else str(value or 0))
+        for name, value in found.items()
+    ]
+    show(console, "Fault plans over a network in memory", ("what", "plans"), lines)
+    return found
+
+
 def faults(
     console: Console,
     plans: int,
@@ -998,6 +1012,7 @@ SECTIONS: dict[str, Callable[[Console], Any]] = {
     "sites": sites,
     "flower": flower,
     "faults": partial(faults, plans=1000),
+    "exchange": exchange,
     "gpu": lambda console: bench_gpu(),
 }
 
@@ -1055,6 +1070,12 @@ def main() -> None:
             first=arguments.first,
             masks=arguments.masks,
             keep=arguments.keep,
+            minutes=arguments.minutes,
+        ),
+        "exchange": partial(
+            exchange,
+            plans=arguments.plans,
+            first=arguments.first,
             minutes=arguments.minutes,
         ),
         "sites": partial(sites, number=arguments.sites),

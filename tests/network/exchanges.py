@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from emfed.aggregation.keys import MemberKeys
 from emfed.core.sums import Ask, Finish, Fit, Precision, Rows, Sum
 from emfed.data import as_workers
 from emfed.data.summing import HeldRows
@@ -92,6 +93,19 @@ class Toy:
 
 SUPERSEDED = "taken this one's place"
 """A process that ended with these words is no end of its member."""
+
+
+def masks(member: Follower, question: PlacedAsk) -> Any:
+    """The masks of the part that a process makes now."""
+    keys, about = member._keys, member.transcript
+    assert keys is not None
+    hellos = about.hellos_at(len(about))
+    pairs = {n: keys.run.pair(hellos[n].key) for n in keys.members if n != member.name}
+    own = MemberKeys(member.name, keys.group, pairs)
+    make = own.masking if about.agreement.masked else own.plain
+    return make(keys._context(about, question, len(about)), question.lattice).masks
+
+
 NAMES = ("anna", "bert", "cleo", "dora", "emil")
 READER = "zoe"
 
@@ -127,7 +141,7 @@ class Federation:
         )
         self.ends: dict[str, Ended] = {}
         self.parts: dict[bytes, set[bytes]] = {}
-        """Every plaintext that a process put under the masks of a context."""
+        """Every plaintext that was put under a mask."""
         self.made: dict[str, list[tuple[int, bytes]]] = {name: [] for name in self.names}
 
         def member(name: str) -> Callable[[MemoryRecords], Follower]:
@@ -163,11 +177,10 @@ class Federation:
             followed = member._followed
             assert followed is not None
             assert followed.values is not None
-            context = hashlib.sha256(
-                member.name.encode() + member._nonce + made[0].head + bytes([question.attempt])
-            ).digest()
             plain = followed.values.tobytes() + question.ask.digest()
-            self.parts.setdefault(context, set()).add(plain)
+            mask = masks(member, question)
+            if mask.any():
+                self.parts.setdefault(mask.tobytes(), set()).add(plain)
             self.made[member.name].append((question.exchange, plain))
             return made
 
@@ -315,6 +328,7 @@ class Trial:
             old = MemoryRecords(self._rng.choice(self._old[name]))
             disks = {"same": process.disk, "none": MemoryRecords(), "old": old}
             self.network.start(name, disks[disk])
+            self._last = self.network.now  # what was down is no stall
 
     def _supervise(self) -> None:
         """Keep old disks, and start what ended because a second process of its member began."""

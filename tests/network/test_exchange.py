@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 import emfed
 from emfed.core.sums import Fit
 from emfed.fitting.following import Found, Plan, follow
+from emfed.network.exchange.records import MemoryRecords, RecordFile
 from emfed.network.exchange.statements import Added, Entry, StatementKind
 from emfed.network.exchange.virtual import RELAY
 from tests.network.exchanges import NAMES, READER, Federation, Toy, try_plan
@@ -154,7 +156,7 @@ def test_a_newcomer_begins_where_the_others_are() -> None:
     federation = Federation(sites=4, program=Toy(exchanges=60), late=("cleo",))
     network = federation.network
     network.at(1.0, lambda: network.follower(READER).order("begin"))
-    network.at(8.0, lambda: network.start("cleo"))
+    network.at(13.0, lambda: network.start("cleo"))
     federation.late = ("cleo",)
 
     def over() -> bool:
@@ -210,3 +212,50 @@ def test_a_site_with_other_rows_stays_out() -> None:
     assert not out.final
     assert "other rows" in out.words
     all_final(federation)
+
+
+def test_a_fit_over_files_is_there_after_the_power_failed(tmp_path: Path) -> None:
+    """All processes end at once, twice; every disk is a file of SQLite."""
+    federation = Federation(sites=3)
+    network = federation.network
+    files: list[RecordFile] = []
+
+    def open_all() -> None:
+        for file in files:
+            file.close()
+        files.clear()
+        for name in (RELAY, READER, *NAMES[:3]):
+            network.kill(name)
+            files.append(RecordFile(tmp_path / f"{name or 'relay'}.sqlite"))
+            network.start(name, files[-1])
+
+    network.at(0.25, open_all)
+    network.at(0.55, open_all)
+    network.run(0.1, lambda: False)
+    open_all()
+    network.run(60.0, federation.over)
+    all_final(federation)
+    assert kinds(federation).count(StatementKind.HELLO) >= 8
+    for file in files:
+        file.close()
+
+
+def test_a_damaged_file_is_refused_and_two_messages_at_one_place_are(tmp_path: Path) -> None:
+    path = tmp_path / "site.sqlite"
+    path.write_bytes(b"no database" * 100)
+    with pytest.raises(emfed.CheckpointError, match="move it away"):
+        RecordFile(path)
+    for store in (RecordFile(tmp_path / "other.sqlite"), MemoryRecords()):
+        store.sent(b"place", b"message")
+        store.sent(b"place", b"message")
+        with pytest.raises(emfed.FederationError, match="already"):
+            store.sent(b"place", b"another")
+        with pytest.raises(ZeroDivisionError):
+            write_and_fail(store)
+        assert store.entries() == []
+
+
+def write_and_fail(store: RecordFile | MemoryRecords) -> None:
+    with store.transaction():
+        store.write(0, [b"entry"])
+        raise ZeroDivisionError

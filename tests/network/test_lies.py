@@ -20,6 +20,7 @@ from emfed.network.exchange.statements import (
     Agreement,
     Entry,
     HandOut,
+    Offer,
     Post,
     Statement,
     StatementKind,
@@ -206,6 +207,16 @@ def test_an_order_of_another_fit_is_none_of_this_one() -> None:
     assert transcript.now > 0
 
 
+class Careless(Relay):
+    """Appends whatever is signed, and takes nothing that members have more."""
+
+    def _ready(self, now: float) -> bool:
+        return True
+
+    def _restore(self, offer: Offer) -> None:
+        pass
+
+
 class Lies(RuleBasedStateMachine):
     """A relay that keeps several lists, shows whom it likes what it likes, while members crash."""
 
@@ -216,7 +227,7 @@ class Lies(RuleBasedStateMachine):
         self.disks = {name: MemoryRecords() for name in (*NAMES[:3], READER)}
         self.old = {name: [MemoryRecords()] for name in self.disks}
         self.members: dict[str, list[Follower]] = {n: [self.process(n)] for n in self.disks}
-        self.branches = [Relay(self.federation.roster, MemoryRecords(), 0.0)]
+        self.branches = [Careless(self.federation.roster, MemoryRecords(), 0.0)]
         self.final: set[bytes] = set()
         self.forgetful = ""
 
@@ -228,33 +239,34 @@ class Lies(RuleBasedStateMachine):
     @rule(
         at=st.integers(0, 2),
         names=st.sets(st.sampled_from([*NAMES[:3], READER]), min_size=1),
-        steps=st.integers(1, 12),
+        messages=st.integers(1, 40),
     )
-    def run(self, at: int, names: set[str], steps: int) -> None:
-        """One of the lists and some members, for a while."""
-        self._run(self.branches[at % len(self.branches)], names, steps)
+    def run(self, at: int, names: set[str], messages: int) -> None:
+        """One of the lists and some members, for so many messages."""
+        self._run(self.branches[at % len(self.branches)], names, messages)
 
-    @rule(at=st.integers(0, 2), steps=st.integers(5, 60))
-    def run_all(self, at: int, steps: int) -> None:
-        self._run(self.branches[at % len(self.branches)], set(self.disks), steps)
+    @rule(at=st.integers(0, 2), messages=st.integers(1, 200))
+    def run_all(self, at: int, messages: int) -> None:
+        self._run(self.branches[at % len(self.branches)], set(self.disks), messages)
 
-    def _run(self, relay: Relay, names: set[str], steps: int) -> None:
-        for _ in range(steps):
-            self.now += 0.5
-            posts = [p for n in sorted(names) for m in self.members[n] for p in self._say(m)]
-            for post in posts:
-                for receiver, data in relay.receive(post, self.now):
-                    if receiver in names:
-                        for member in self.members[receiver]:
-                            for more in member.receive(data, self.now):
-                                relay.receive(more, self.now)
+    def _run(self, relay: Relay, names: set[str], messages: int) -> None:
+        self.now += 6.0
+        posts = [p for n in sorted(names) for m in self.members[n] for p in self._say(m)]
+        while posts and messages:
+            messages -= 1
+            for receiver, data in relay.receive(posts.pop(0), self.now):
+                for member in self.members[receiver] if receiver in names else []:
+                    posts += member.receive(data, self.now)
+                    posts += self._work(member)
         for name in self.disks:
             self.old[name].append(MemoryRecords(self.disks[name]))
 
     def _say(self, member: Follower) -> list[bytes]:
-        posts = member.tick(self.now)
+        return [*member.tick(self.now), *self._work(member)]
+
+    def _work(self, member: Follower) -> list[bytes]:
         job = member.job()
-        return posts if job is None else [*posts, *member.done(job, job(), self.now)]
+        return [] if job is None else member.done(job, job(), self.now)
 
     @rule(at=st.integers(0, 2), drop=st.integers(0, 3))
     def fork(self, at: int, drop: int) -> None:
@@ -262,7 +274,7 @@ class Lies(RuleBasedStateMachine):
         entries = self.branches[at % len(self.branches)].transcript.entries
         records = MemoryRecords()
         records.write(0, entries[: len(entries) - drop])
-        self.branches = [*self.branches[-2:], Relay(self.federation.roster, records, self.now)]
+        self.branches = [*self.branches[-2:], Careless(self.federation.roster, records, self.now)]
 
     @rule(name=st.sampled_from([*NAMES[:3], READER]))
     def crash(self, name: str) -> None:
@@ -328,3 +340,60 @@ def test_hostile_bytes_get_a_clear_error() -> None:
     assert len(honest.transcript) == before
     with pytest.raises(WireError):
         Agreement.read(replace(federation.settings.document(), text=b'{"release":2}'))
+
+
+def sums_in(relay: Relay) -> int:
+    """How many sums a list has."""
+    return sum(Entry.decode(data).kind == StatementKind.SUM for data in relay.transcript.entries)
+
+
+def until_sums(machine: Lies, count: int) -> None:
+    """Let all go on until the first list has so many sums."""
+    for _ in range(400):
+        if sums_in(machine.branches[0]) >= count:
+            return
+        machine.run_all(0, 4)
+    raise AssertionError("the fit does not go on")
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_what_was_confirmed_is_not_dropped(masked: bool) -> None:
+    """All confirm, the relay forgets the last sum, and one site its disk: the others do not."""
+    machine = Lies()
+    machine.begin(masked)
+    until_sums(machine, 4)
+    machine.run(0, {"anna"}, 20)
+    assert machine.members["anna"][0].result is not None
+    assert machine.final == set()
+    machine.fork(0, 1)
+    machine.lose("anna", len(machine.old["anna"]) - 1)
+    for _ in range(20):
+        machine.run_all(1, 100)
+    machine.one_context_one_message()
+    machine.one_final_model()
+    assert machine.final == set()
+    assert "another list" in machine.members["bert"][0].ended.words
+
+
+def test_a_sum_that_a_relay_lost_is_dropped_once() -> None:
+    """All have taken a sum; the list goes on without it, with another hello in its place."""
+    machine = Lies()
+    machine.begin(True)
+    until_sums(machine, 2)
+    before = sums_in(machine.branches[0])
+    machine.fork(0, len(machine.branches[0].transcript) - last_sum(machine.branches[0]))
+    machine.disks[READER] = MemoryRecords()
+    machine.crash(READER)
+    for _ in range(20):
+        machine.run_all(1, 100)
+    machine.one_context_one_message()
+    machine.one_final_model()
+    assert before >= 2
+    assert [machine.members[name][0]._dropped for name in NAMES[:3]] == [1, 1, 1]
+    assert len(machine.final) == 1
+
+
+def last_sum(relay: Relay) -> int:
+    """The place of the last sum."""
+    kinds = [Entry.decode(data).kind for data in relay.transcript.entries]
+    return len(kinds) - 1 - kinds[::-1].index(StatementKind.SUM)

@@ -249,6 +249,8 @@ class Follower:
         self._silent: dict[str, float] = {}
         self._total = 0
         self._clashing: float | None = None
+        self._searching = False
+        """Whether the relay's list is not known to go on from this one: nothing is said to it."""
         self._back = 0
         """How many of its last entries this member leaves out when it asks, to find a clash."""
         self._dropped = 0
@@ -361,7 +363,7 @@ class Follower:
         if out.first > len(about):
             return []
         if about.heads[out.first] != out.head:
-            return self._clash(now)
+            return self._step_back(now)
         for place, data in enumerate(out.entries, out.first):
             about = self.transcript
             try:
@@ -372,9 +374,11 @@ class Follower:
                 self._append(data)
             except WireError as error:
                 logger.warning("%s: the relay handed out: %s", self.name, error)
-                return self._clash(now)
+                offer = self._offer(place, now) if place < len(about) else []
+                self._clash(now)
+                return offer
             self._store.write(place, [data])
-        self._clashing, self._back = None, 0
+        self._clashing, self._searching, self._back = None, False, 0
         return []
 
     def _drop(self, place: int, data: bytes) -> None:
@@ -390,19 +394,23 @@ class Follower:
         self._dropped += sums
         self._rewind(entries[:place])
 
-    def _clash(self, now: float) -> list[bytes]:
-        """Ask for more and more of the relay's list, or end where it goes on clashing."""
-        if self._clashing is None:
-            self._clashing = now
+    def _step_back(self, now: float) -> list[bytes]:
+        """Ask for more and more of the relay's list, to find where it parts from this one."""
+        self._searching = True
+        if self._back >= len(self.transcript):
+            return []
+        self._back = min(2 * self._back + 1, len(self.transcript))
+        return [self._fetch(now)]
+
+    def _clash(self, now: float) -> None:
+        """Wait for the relay to hand out what goes on from this list, for a while."""
+        self._searching = True
+        self._clashing = now if self._clashing is None else self._clashing
         if now - self._clashing > PATIENCE:
             raise FederationError(
                 "the relay hands out another list of sums than before: it lost its own, or shows "
                 "different ones to different sites. Nothing of this fit is final."
             )
-        if self._back >= len(self.transcript):
-            return []
-        self._back = min(2 * self._back + 1, len(self.transcript))
-        return [self._fetch(now)]
 
     def _rewind(self, entries: Sequence[bytes]) -> None:
         """Begin again with these entries; the fit is replayed."""
@@ -596,7 +604,7 @@ class Follower:
     def _posts(self, now: float) -> list[bytes]:
         """All that is due and was not said lately."""
         posts = []
-        if self._stopped or self._clashing is not None:
+        if self._stopped or self._searching:
             return []
         for body, payload in self._due(now):
             encoded = body.encode()
@@ -608,9 +616,8 @@ class Follower:
             self._said[what] = now
             self._spoke = now
             posts.append(self._post(body, payload))
-        if self._total < len(self.transcript) and now - self._said.get(b"offer", -AGAIN) >= AGAIN:
-            self._said[b"offer"] = now
-            posts.append(self._offer())
+        if self._total < len(self.transcript):
+            posts += self._offer(self._total, now)
         return posts
 
     def _post(self, body: Body, payload: bytes) -> bytes:
@@ -631,14 +638,18 @@ class Follower:
         self._spoke = now
         return self._bare(StatementKind.FETCH, b"")
 
-    def _offer(self) -> bytes:
+    def _offer(self, first: int, now: float) -> list[bytes]:
+        """Entries from a place on, for a relay that may have lost them."""
+        if now - self._said.get(b"offer", -AGAIN) < AGAIN:
+            return []
+        self._said[b"offer"] = now
         entries, size = list[bytes](), 0
-        for data in self.transcript.entries[self._total :]:
+        for data in self.transcript.entries[first:]:
             size += len(data)
             if entries and size > LARGEST_OFFER:
                 break
             entries.append(data)
-        return self._bare(StatementKind.OFFER, Offer(self._total, tuple(entries)).encode())
+        return [self._bare(StatementKind.OFFER, Offer(first, tuple(entries)).encode())]
 
     def _due(self, now: float) -> Iterator[tuple[Body, bytes]]:
         """What this member has to say at the end of the transcript as it knows it."""

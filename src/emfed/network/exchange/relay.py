@@ -36,7 +36,7 @@ from emfed.network.exchange.transcript import Stage, Transcript
 logger = logging.getLogger(__name__)
 SILENT = 12.0
 """Seconds without a word after which a site is called silent: members speak every 5."""
-GATHERS = 6.0
+GATHERS = 12.0
 """Seconds that a relay listens before a fit has begun: as above, but nobody has taken a sum yet."""
 LARGEST_HAND_OUT = 1 << 20
 """Bytes of entries in one message; a member asks for the rest."""
@@ -73,7 +73,6 @@ class _Collected:
     parts: dict[str, tuple[SignedPart, Statement, Part]] = field(default_factory=dict)
 
 
-@final
 class Relay:
     """A state machine without I/O: give it what members post, and send what it returns.
 
@@ -196,10 +195,30 @@ class Relay:
         self._collected.parts[post.author] = body, statement, part
 
     def _restore(self, offer: Offer) -> None:
-        """Take what a member has more; nothing here is given up for it."""
-        for place, data in enumerate(offer.entries, offer.first):
-            if place == len(self.transcript):
-                self._append(Entry.decode(data))
+        """Take what a member has more; entries without a sum give way to a longer list."""
+        mine, first = self.transcript.entries, offer.first
+        if first > len(mine):
+            return
+        same = 0
+        while same < len(offer.entries) and mine[first + same : first + same + 1] == (
+            [offer.entries[same]]
+        ):
+            same += 1
+        place, rest = first + same, offer.entries[same:]
+        if place < len(mine):
+            kinds = {Entry.decode(data).kind for data in mine[place:]}
+            if StatementKind.SUM in kinds or place + len(rest) <= len(mine):
+                return
+            tried = Transcript(self._roster)
+            for data in (*mine[:place], *rest):
+                tried.append(data)
+            logger.warning("%d entries give way to a member's list", len(mine) - place)
+            self.transcript = tried
+            self._store.write(place, rest)
+            self._collected = _Collected()
+            return
+        for data in rest:
+            self._append(Entry.decode(data))
 
     def _append(self, entry: Entry) -> None:
         data = entry.encode()
@@ -213,12 +232,15 @@ class Relay:
     def _ready(self, now: float) -> bool:
         """Whether no member can have more than this relay."""
         about = self.transcript
-        begun = bool(about.members)
-        if now - self._started >= (about.agreement.wait if begun else GATHERS):
+        waited = now - self._started
+        if waited >= about.agreement.wait:
             return True
-        more = any(known > len(about) for known in self._known.values())
-        named = about.members if begun else about.agreement.sites + about.agreement.analysts
-        return not more and all(name in self._heard for name in named)
+        if any(known > len(about) for known in self._known.values()):
+            return False
+        if about.members:
+            return all(name in self._heard for name in about.members)
+        named = about.agreement.sites + about.agreement.analysts
+        return waited >= GATHERS or all(name in self._heard for name in named)
 
     def _settle(self, now: float) -> None:
         """Append what is whole, until nothing more is."""

@@ -84,7 +84,7 @@ class _Running:
     """A process and its disk."""
 
     make: Callable[[MemoryRecords], Any]
-    disk: MemoryRecords = field(default_factory=MemoryRecords)
+    disk: Any = field(default_factory=MemoryRecords)
     machine: Any = None
     life: int = 0
     """Counts starts: what a killed process would have done does not happen."""
@@ -128,7 +128,7 @@ class VirtualNetwork:
         """Let something happen at a time."""
         heapq.heappush(self._queue, (when, next(self._count), do))
 
-    def start(self, name: str, disk: MemoryRecords | None = None) -> None:
+    def start(self, name: str, disk: Any = None) -> None:
         """Start a process, with its disk as it is or with another one."""
         process = self.processes[name]
         process.life += 1
