@@ -20,8 +20,12 @@ import polars as pl
 import pytest
 
 import emfed
+from emfed.data import WorkerData
+from emfed.imputation import Structure, impute
+from emfed.models.site_owner import COLUMNS
 from emfed.network.shards import Shard, divide
 from tests.helpers import first, fit, make_data, make_model
+from tests.imputation.tables import small_table
 
 ray = pytest.importorskip("ray", reason="no Ray for this Python: pip install ray")
 
@@ -532,3 +536,15 @@ def test_without_ray_or_cluster_the_message_says_what_to_do() -> None:
     assert "FederationError no Ray answers at" in out, err
     assert "ray start --head" in out
     assert time.monotonic() - began < 30
+
+
+def test_cells_are_sent_once_from_actors_as_from_one_process(user_ray: None) -> None:
+    table = small_table(workers=7, records=600)
+    data = WorkerData(table.rows, table.offsets, list(table.workers), COLUMNS)
+    structure = Structure(1, 3.0)
+    with emfed.network.RayFederation(data, actors=3) as federation:
+        found = impute(federation, grid=table.grid, structure=structure)
+    wanted = impute(emfed.network.StackedFederation(data), grid=table.grid, structure=structure)
+    assert np.array_equal(found.params.sites, wanted.params.sites)
+    assert found.ledger.summary() == wanted.ledger.summary()
+    assert list(found.table.workers) == list(table.workers)
