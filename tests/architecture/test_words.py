@@ -27,7 +27,17 @@ GIVEN_UP = {
     "Guest": "SiteSupervisor",
 }
 """Names that had two meanings or none, and what to write."""
-SHARED = {"FloatArray", "Lattice", "Opened", "Part", "Plan", "Precision", "Shape", "Summary"}
+SHARED = {
+    "FloatArray",
+    "IntArray",
+    "Lattice",
+    "Opened",
+    "Part",
+    "Plan",
+    "Precision",
+    "Shape",
+    "Summary",
+}
 """Names that a fit on sums shares with what it replaces, until that goes."""
 MODULES = {"portraits", "durations", "spreads", "siblings", "cards", "contest", "resident", "tape"}
 """Modules whose names could not be guessed."""

@@ -11,12 +11,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
 T = TypeVar("T")
 
 Mean = Callable[[Any, Any], FloatArray]
@@ -61,11 +62,15 @@ class Precision:
     reach : array
         How far from it the sum may be. A sum beyond is noticed and asked for again with more
         bits, so this is a matter of bytes and never of the answer.
+    down : float
+        How much noise the sum may get on its way down to the workers, squared and as a share of
+        its squared distance from the centre. Sums that are masked are told as they are.
     """
 
     step: FloatArray
     centre: FloatArray
     reach: FloatArray
+    down: float = 0.0
 
     @property
     def bits(self) -> NDArray[np.int64]:
@@ -94,6 +99,23 @@ class Ask(ABC):
     @abstractmethod
     def part(self, rows: Rows) -> FloatArray:
         """The sum over these rows, ``(size,)``."""
+
+    def loss(self, exact: FloatArray, rounded: FloatArray, parts: int) -> float:
+        """Nats a row that rounding costs where the precision is None and nothing is masked.
+
+        ``exact`` is the sum, or one of so many ``parts`` of it whose errors average out. Infinite:
+        28 bits of every number are kept.
+        """
+        return float("inf")
+
+    @property
+    def heads(self) -> IntArray | None:
+        """Numbers that give all others their `units` where rounding has a price; None: all."""
+        return None
+
+    def units(self, heads: FloatArray) -> FloatArray:
+        """How large the other numbers may be, given those."""
+        raise NotImplementedError
 
     @abstractmethod
     def words(self) -> str:
@@ -132,6 +154,121 @@ class Sum:
 
 Fit = Generator[Ask, Sum, T]
 """A fit in progress."""
+
+
+class RowsOfWorkers(Protocol):
+    """Rows that are known worker by worker, for what is not masked.
+
+    Workers have numbers from 0; ``workers`` is an increasing array of them.
+    """
+
+    @property
+    def totals(self) -> FloatArray:
+        """The sum of the rows' weights of every worker."""
+
+    @property
+    def counts(self) -> IntArray:
+        """The number of rows of every worker."""
+
+    def one(self, worker: int) -> Rows:
+        """The rows of one worker."""
+
+    def means(self, mean: Callable[[Any, Any, IntArray], FloatArray], workers: IntArray) -> Any:
+        """Weighted means over the rows of these workers, ``(workers, numbers)``.
+
+        ``mean`` takes a block ``(some, rows, ...)``, its weights, and which of ``workers`` these
+        are.
+        """
+
+    def take(self, workers: IntArray, indices: IntArray) -> Any:
+        """Rows ``(workers, b, ...)`` at each worker's own ``indices`` ``(workers, b)``."""
+
+
+States = dict[str, NDArray[Any]]
+"""What workers keep between exchanges: one row of each column for each worker."""
+
+
+@runtime_checkable
+class OfWorkers(Protocol):
+    """An ask whose parts are of workers and not of rows: they are never masked.
+
+    What a worker sends is told apart from what it sent before (its memory), so it must say how.
+    """
+
+    def fields(self) -> dict[str, Any]:
+        """What a worker keeps: a number or an array that each column begins with."""
+
+    def parts(self, rows: RowsOfWorkers, workers: IntArray, states: States) -> FloatArray:
+        """The parts of these workers, ``(workers, size)``; their states are changed in place."""
+
+    def origin(self, totals: FloatArray) -> FloatArray:
+        """The memories of workers of these weights that foretell a part of zero."""
+
+    def foretold(self, memories: FloatArray, totals: FloatArray) -> FloatArray:
+        """What parts would be if nothing had changed since workers were remembered."""
+
+    def kept(self, parts: FloatArray) -> FloatArray:
+        """What memories change by where parts change by this."""
+
+
+class Gather(ABC):
+    """What workers are asked one by one, without masks: replies that do not add up.
+
+    Operators of the paper that depend on a worker's own norm, mini-batches, partial participation
+    and scores of single workers are of this kind. A driver sends the fit `Answers`.
+    """
+
+    purpose: str
+    """The kind of message in the ledger."""
+    workers: IntArray
+    """Who is asked, increasing."""
+
+    @abstractmethod
+    def fields(self) -> dict[str, Any]:
+        """What a worker keeps: a number or an array that each column begins with."""
+
+    @abstractmethod
+    def answer(self, rows: RowsOfWorkers, workers: IntArray, states: States) -> Answers:
+        """What some of these workers reply; their states are changed in place."""
+
+    @property
+    @abstractmethod
+    def bytes_down(self) -> int:
+        """The length of the message to a worker that knows what was asked before."""
+
+    @property
+    @abstractmethod
+    def bytes_anew(self) -> int:
+        """The length of a message to one that does not."""
+
+
+@dataclass(frozen=True, eq=False)
+class Answers:
+    """What single workers sent: arrays with one row for each that replied.
+
+    Parameters
+    ----------
+    workers : array of int
+        Who replied, increasing.
+    values : array of shape (workers, numbers)
+        What the receiver decoded.
+    rates : array
+        The rate at which the worker's memory moves by what it sent.
+    sizes : array of int
+        The length of each message.
+    lost : array of int
+        Workers that cannot go on, because their memory is not what was counted.
+    """
+
+    workers: IntArray
+    values: FloatArray
+    rates: FloatArray
+    sizes: IntArray
+    lost: IntArray
+
+
+Gathering = Generator[Gather, Answers, T]
+"""A fit that hears workers one by one."""
 
 
 class Finish(Exception):

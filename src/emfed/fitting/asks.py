@@ -12,7 +12,8 @@ from typing import Any, final
 import numpy as np
 
 from emfed.core.protocols import Metric, Model
-from emfed.core.sums import Ask, FloatArray, Precision, Rows, Sum
+from emfed.core.sums import Ask, FloatArray, IntArray, Precision, Rows, Sum
+from emfed.models.matrices import unpack
 
 LIKELIHOOD_STEP = 2.0**-23
 """The unit, in nats a row, that log-likelihoods are rounded to: a step that gains more is seen to
@@ -161,12 +162,11 @@ class Joint(Ask):
         pairs = [(one, ask.size) for one, ask in zip(found, asks, strict=True) if one]
         joined = None
         if len(pairs) == len(found):
-            joined = Precision(
-                *(
-                    np.concatenate([np.broadcast_to(getattr(one, name), (n,)) for one, n in pairs])
-                    for name in ("step", "centre", "reach")
-                )
+            step, centre, reach = (
+                np.concatenate([np.broadcast_to(getattr(one, name), (n,)) for one, n in pairs])
+                for name in ("step", "centre", "reach")
             )
+            joined = Precision(step, centre, reach)
         return cls(tuple(asks), asks[0].purpose, joined)
 
     @property
@@ -258,6 +258,26 @@ class Summary(Ask):
         others = [flat[name] for name in self._others]
         return np.concatenate([steps, seen, seen * mean, extra, *others], axis=1)
 
+    @property
+    def heads(self) -> IntArray | None:
+        """Variances, where covariances are told with them."""
+        d = 0 if self.mean is None else len(self.mean)
+        if self.size in (0, d) or self.mean is None:
+            return None
+        return np.ravel(np.flatnonzero(np.equal(*np.triu_indices(d))))
+
+    def units(self, heads: FloatArray) -> FloatArray:
+        """Products of standard deviations."""
+        spread = np.sqrt(np.abs(heads))
+        rows, columns = np.triu_indices(len(heads))
+        return np.asarray((spread[rows] * spread[columns])[rows != columns])
+
+    def loss(self, exact: FloatArray, rounded: FloatArray, parts: int) -> float:
+        """What other variances and covariances cost a Gaussian; counts and means are exact."""
+        if self.mean is None:
+            return np.inf
+        return _nats(exact, rounded, len(self.mean), parts)
+
     def words(self) -> str:
         """What is asked, for the owner's journal."""
         return "the number of rows, means" if self.mean is None else "variances and covariances"
@@ -266,6 +286,29 @@ class Summary(Ask):
         """The common mean, exactly."""
         about = b"" if self.mean is None else self.mean.tobytes()
         return hashlib.blake2b(about, digest_size=16).digest()
+
+
+NARROW = 0.1
+"""Variances are at least so large in other directions, beside the diagonal, where the scatter of
+one of many workers says how finely it must be told: its few rows may lie in a plane."""
+
+
+def _nats(exact: FloatArray, rounded: FloatArray, d: int, parts: int) -> float:
+    """|D|^2 / 4 for S + D in place of S, in the metric of S; errors of many parts average out."""
+    if len(exact) == d:
+        exact, rounded = np.diag(exact), np.diag(rounded)
+    else:
+        exact, rounded = unpack(exact, d), unpack(rounded, d)
+    if parts > 1:
+        wider = NARROW * np.diag(np.diag(exact))
+        exact, rounded = exact + wider, rounded + wider
+    units = np.sqrt(np.where(np.diag(exact) > 0, np.diag(exact), 1.0))
+    try:
+        root = np.linalg.inv(np.linalg.cholesky(exact / units / units[:, None]))
+    except np.linalg.LinAlgError:
+        return float(np.inf)
+    white = root @ ((rounded - exact) / units / units[:, None]) @ root.T
+    return float((white**2).sum()) / (4 * parts)
 
 
 def _scatter(scatter: FloatArray, away: FloatArray, seen: FloatArray) -> FloatArray:

@@ -1,0 +1,256 @@
+"""Sums that are not masked: innovations to memories on one lattice, and rounded sums down.
+
+Every worker sends what its part has that its memory does not foretell, on a lattice that all
+share, entropy coded. The adder may round the sum once more before it goes down; everyone, the adder
+too, goes on from the rounded sum, and the next one has what the rounding left out. That is the
+compressed broadcast of the paper, without a memory of its own. Absent workers stand for themselves
+with what they sent last.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import final
+
+import numpy as np
+
+from emfed.aggregation.codes import Coded, floats_size, on_lattice, scaled, short_floats
+from emfed.algorithms.memories import Total, columns, settle
+from emfed.core.errors import NumericalError
+from emfed.core.messages import GRID
+from emfed.core.streams import Purpose, uniforms
+from emfed.core.sums import Ask, FloatArray, IntArray, OfWorkers, RowsOfWorkers, States, Sum
+
+ENVELOPE_UP, ENVELOPE_DOWN = 6, 8
+"""Bytes of a part beside its numbers: the exchange and a digest of the state that it is about. And
+of a sum: the exchange, whom it counts (all, or a list that is charged apart), and the digest."""
+NAME_BYTES = 4
+"""Bytes of a worker in the list of those that a sum does not count."""
+LOSS = 1e-6
+"""Nats a row that short floats of an opening may cost."""
+FEWEST_BITS, MOST_BITS = 3, 28
+"""Digits of a short float after the first: so many are tried at least, and kept at most."""
+LEAST_RATE = 0.1
+"""The smallest rate at which a memory moves. Not tuned: at 0 a memory under much noise would never
+move."""
+SERVER = np.zeros(1, dtype=np.int64)
+"""The stream of the dither of the sum that goes down."""
+
+
+@final
+@dataclass(frozen=True)
+class Present:
+    """Who hears an ask, and whose parts of it arrive: increasing numbers of workers."""
+
+    asked: IntArray
+    arrived: IntArray
+
+
+@final
+@dataclass
+class Carried:
+    """Bytes over all workers, by purpose."""
+
+    up: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    down: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+
+    def count(self, purpose: str, up: int, down: int) -> int:
+        """Count an exchange; return its bytes."""
+        self.up[purpose] += up
+        self.down[purpose] += down
+        return up + down
+
+
+@final
+@dataclass
+class CodedSums:
+    """Unmasked sums over the workers of a simulation, as they are between machines.
+
+    Parameters
+    ----------
+    rows : RowsOfWorkers
+        The rows of all workers.
+    seed : int
+        The seed of the dithers, which all members share.
+    present : callable, optional
+        From the number of the exchange to who is there; None: always everyone.
+
+    Examples
+    --------
+    >>> import emfed
+    >>> from emfed.data.each import EachRows
+    >>> from emfed.core.sums import drive
+    >>> from emfed.fitting.opening import opened
+    >>> data = emfed.data.synthetic_federation(workers=4, rows_per_worker=50)
+    >>> model = emfed.gaussian_mixture(2, "tied")
+    >>> sums = CodedSums(EachRows(data))
+    >>> shapes = {n: v.shape[1:] for n, v in model.summary(data.worker(0)[None]).items()}
+    >>> drive(opened(model, shapes), sums).rows
+    200.0
+    """
+
+    rows: RowsOfWorkers
+    seed: int = 0
+    present: Callable[[int], Present] | None = None
+    carried: Carried = field(default_factory=Carried, init=False)
+    exchanges: int = field(default=0, init=False)
+    states: States = field(default_factory=dict, init=False)
+    """What the workers keep."""
+    total: Total | None = field(default=None, init=False)
+    """What the adder keeps."""
+
+    def __call__(self, ask: Ask) -> Sum:
+        """The sum over all workers that are there, and over the memories of others."""
+        self.exchanges += 1
+        everyone = np.arange(len(self.rows.totals), dtype=np.int64)
+        who = Present(everyone, everyone)
+        if self.present is not None:
+            who = self.present(self.exchanges)
+        if isinstance(ask, OfWorkers):
+            return self._remembered(ask, who)
+        return self._plain(ask, who)
+
+    def _plain(self, ask: Ask, who: Present) -> Sum:
+        """Parts as they are, where nothing foretells them."""
+        at, totals = who.arrived, self.rows.totals[who.arrived]
+        parts = np.stack([ask.part(self.rows.one(worker)) for worker in at.tolist()])
+        if ask.precision is None:
+            told = self._short(ask, parts, at)
+            u = self._dither(SERVER, ask.size, Purpose.BROADCAST)[0]
+            value, size = _shortened(ask, told.values.sum(axis=0), 1, u)
+        else:
+            step = np.broadcast_to(ask.precision.step, (ask.size,))
+            centre = np.broadcast_to(ask.precision.centre, (ask.size,))
+            shares = totals[:, None] / self.rows.totals.sum()
+            told = on_lattice(parts - shares * centre, step, self._dither(at, ask.size))
+            value, size = self._down(ask, told.values.sum(axis=0) + shares.sum() * centre)
+        sent = self._count(ask.purpose, who, told.sizes, size)
+        return Sum(value, float(totals.sum()), len(at) / 12, len(self.rows.totals) - len(at), sent)
+
+    def _short(self, ask: Ask, parts: FloatArray, workers: IntArray) -> Coded:
+        """Parts as short numbers: as few digits as cost little, each worker by itself."""
+        u = self._dither(workers, ask.size)
+        told = [_shortened(ask, part, len(parts), own) for part, own in zip(parts, u, strict=True)]
+        values, sizes = zip(*told, strict=True)
+        return Coded(np.stack(values), np.array(sizes, dtype=np.int64))
+
+    def _remembered(self, ask: OfWorkers, who: Present) -> Sum:
+        """Innovations to the memories of the workers."""
+        assert isinstance(ask, Ask)
+        assert ask.precision is not None
+        step = np.broadcast_to(ask.precision.step, (ask.size,))
+        total = self._begun(ask)
+        lost = self._settled(total, who.asked)
+        if len(lost):
+            total.begin_anew()
+            self._settled(total, who.asked)
+        workers, rest, sizes = self._sent(ask, who.asked, step)
+        came = np.isin(workers, who.arrived)
+        at = workers[came]
+        total.add(self.exchanges, at, self.states["pending"][at])
+        heard = total.heard
+        rows = float(self.rows.totals[heard].sum())
+        exact = ask.foretold(total.value[None], np.array([rows]))[0] + rest[came].sum(axis=0)
+        value, size = self._down(ask, exact)
+        sent = self._count(ask.purpose, who, sizes[came], size)
+        return Sum(value, rows, len(at) / 12, len(self.rows.totals) - len(at), sent)
+
+    def _begun(self, ask: OfWorkers) -> Total:
+        """The columns of the workers' states, and the adder's total."""
+        fields, n = ask.fields(), len(self.rows.totals)
+        if self.total is None or self.total.size != len(fields["memory"]):
+            self.total = Total(n, len(fields["memory"]))
+            made = fields | columns(self.total.size)
+            self.states = {name: np.stack([np.asarray(v)] * n) for name, v in made.items()}
+        return self.total
+
+    def _settled(self, total: Total, asked: IntArray) -> IntArray:
+        """Tell workers what was counted; return those that cannot go on."""
+        mine = {name: column[asked] for name, column in self.states.items()}
+        lost = settle(mine, total.counted[asked], total.generation)
+        for name, column in mine.items():
+            self.states[name][asked] = column
+        return asked[lost]
+
+    def _sent(
+        self, ask: OfWorkers, asked: IntArray, step: FloatArray
+    ) -> tuple[IntArray, FloatArray, IntArray]:
+        """Innovations of those that have not answered this exchange yet.
+
+        Who they are, what of their innovations no memory keeps, and the bytes.
+        """
+        fresh = asked[self.states["pending_at"][asked] != self.exchanges]
+        mine = {name: column[fresh] for name, column in self.states.items()}
+        totals = self.rows.totals[fresh]
+        parts = ask.parts(self.rows, fresh, mine)
+        if not np.isfinite(parts).all():
+            worker = int(fresh[~np.isfinite(parts).all(axis=1)][0])
+            raise NumericalError(f"worker {worker}: the E-step gave a number that is not finite.")
+        new = (mine["counted_at"] < 0)[:, None]
+        memory = np.where(new, ask.origin(totals), mine["memory"])
+        dither = self._dither(fresh, len(step))
+        told = on_lattice(parts - ask.foretold(memory, totals), step, dither)
+        rates = _rates(told.values, step)[:, None]
+        mine["pending"] = memory - mine["memory"] + ask.kept(rates * told.values)
+        mine["pending_at"] = np.full(len(fresh), self.exchanges)
+        for name, column in mine.items():
+            self.states[name][fresh] = column
+        return fresh, (1 - rates) * told.values, told.sizes
+
+    def _dither(
+        self, workers: IntArray, size: int, purpose: Purpose = Purpose.COMPRESSION
+    ) -> FloatArray:
+        return uniforms(self.seed, self.exchanges, purpose, workers, size)
+
+    def _down(self, ask: Ask, exact: FloatArray) -> tuple[FloatArray, int]:
+        """The sum as everyone is told it: on a lattice of its own where the ask allows it."""
+        precision = ask.precision
+        assert precision is not None
+        step = np.array(np.broadcast_to(precision.step, exact.shape))
+        away = exact - precision.centre
+        if precision.down:
+            first = step == step[0]  # values after the statistics are told as they are
+            wanted = np.sqrt(12 * precision.down * np.mean(away[first] ** 2)) / self._unit
+            place = int(np.clip(np.searchsorted(GRID, wanted), 1, len(GRID) - 1))
+            step[first] = np.maximum(step[first], GRID[place] * self._unit)
+        u = self._dither(SERVER, len(step), Purpose.BROADCAST)
+        told = on_lattice(away[None], step, u)
+        return told.values[0] + precision.centre, int(told.sizes[0]) + bool(precision.down)
+
+    @property
+    def _unit(self) -> float:
+        return float(self.rows.totals.sum())
+
+    def _count(self, purpose: str, who: Present, up: IntArray, down: int) -> int:
+        absent = len(self.rows.totals) - len(who.arrived)
+        each = down + ENVELOPE_DOWN + NAME_BYTES * absent
+        return self.carried.count(
+            purpose, int(up.sum()) + ENVELOPE_UP * len(up), each * len(who.asked)
+        )
+
+
+def _shortened(ask: Ask, exact: FloatArray, parts: int, u: FloatArray) -> tuple[FloatArray, int]:
+    """Numbers with as few digits as cost little, and the bytes of them."""
+    for bits in range(FEWEST_BITS, MOST_BITS):
+        if ask.heads is None:
+            value = short_floats(exact, bits, u)
+            size = floats_size(value, bits)
+        else:
+            value, size = scaled(exact, ask.heads, ask.units, bits, u)
+        if ask.loss(exact, value, parts) <= LOSS:
+            return value, size
+    value = short_floats(exact, MOST_BITS)
+    return value, floats_size(value, MOST_BITS)
+
+
+def _rates(values: FloatArray, step: FloatArray) -> FloatArray:
+    """The rate at which each memory moves: 1 - noise / |Q|^2, which both ends know.
+
+    A memory that took all of a noisy innovation would have to send the noise back.
+    """
+    coarse = step == step[0]
+    square = (values[:, coarse] ** 2).sum(axis=1)
+    noise = float((step[coarse] ** 2).sum()) / 12
+    return np.clip(1 - noise / np.maximum(square, 1e-300), LEAST_RATE, 1.0)

@@ -1,0 +1,178 @@
+"""Codes of unmasked parts and sums: integers on a common lattice, and short floats.
+
+Lengths are those of the codec: `emfed.core.wire.entropy` knows the length of a code in closed form,
+and a test encodes what is counted here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from emfed.core.errors import WireError
+from emfed.core.sums import FloatArray, IntArray
+from emfed.core.wire.entropy import code_sizes, decode_symbols, encode_symbols
+
+RAW = 31
+"""Bits from which on symbols are told as they are, in 8 bytes each."""
+MANTISSA = 28
+"""Bits of a number that must be exact: numbers of rows are, and means to 2e-9 of themselves."""
+
+ZERO = -1100
+"""The exponent that stands for the number 0: that of no double."""
+
+
+class Coded(NamedTuple):
+    """Vectors as the receiver decodes them, and the bytes of each."""
+
+    values: FloatArray
+    sizes: IntArray
+
+
+def on_lattice(vectors: FloatArray, step: FloatArray, uniforms: FloatArray) -> Coded:
+    """Vectors ``(messages, n)`` on a lattice of these steps, ``(n,)``; the dither is taken off.
+
+    The error of each number is uniform, and independent of the number and of all others.
+    """
+    symbols = np.floor(vectors / step + uniforms)
+    dither = uniforms - 0.5
+    sizes = np.zeros(len(vectors), dtype=np.int64)
+    for cut in cuts(step):
+        sizes += symbol_sizes(symbols[:, cut], dither[:, cut])
+    return Coded((symbols - dither) * step, sizes)
+
+
+def cuts(step: FloatArray) -> list[slice]:
+    """Stretches of numbers with one step: each has a code of its own."""
+    ends = np.flatnonzero(step[1:] != step[:-1]) + 1
+    edges = [0, *ends.tolist(), len(step)]
+    return [slice(*pair) for pair in pairwise(edges)]
+
+
+def _bits(symbols: FloatArray) -> IntArray:
+    """Bits of the largest symbol of each message."""
+    return np.frexp(np.abs(symbols).max(axis=-1, initial=1.0))[1].astype(np.int64)
+
+
+def symbol_sizes(symbols: FloatArray, dither: FloatArray) -> IntArray:
+    """Bytes that `encode` makes of each row."""
+    bits, n = _bits(symbols), symbols.shape[1]
+    sizes = np.full(len(symbols), 1 + 8 * n, dtype=np.int64)
+    for each in np.unique(bits[bits < RAW]).tolist():
+        rows = np.flatnonzero(bits == each)
+        whole = symbols[rows].astype(np.int32)
+        sizes[rows] = 1 + code_sizes(whole, 1 << each, dither[rows])
+    return sizes
+
+
+def encode(symbols: FloatArray, dither: FloatArray) -> bytes:
+    """One message: the bits of its largest symbol, then the code."""
+    bits = int(_bits(symbols[None])[0])
+    if bits >= RAW:
+        return bytes([RAW]) + np.asarray(symbols, dtype="<f8").tobytes()
+    return bytes([bits]) + encode_symbols(symbols.astype(np.int32), 1 << bits, dither)
+
+
+def decode(data: bytes, n: int, dither: FloatArray) -> FloatArray:
+    """The symbols of a message; raises `WireError` where these bytes are none."""
+    if not data or data[0] > RAW:
+        raise WireError("expected the number of bits of a part's symbols, at most 31.")
+    if data[0] == RAW:
+        if len(data) != 1 + 8 * n:
+            raise WireError(f"expected {n} numbers of 8 bytes; got {len(data) - 1} bytes.")
+        return np.frombuffer(data, "<f8", offset=1).astype(np.float64)
+    return decode_symbols(data[1:], n, 1 << data[0], dither).astype(np.float64)
+
+
+def short_floats(numbers: FloatArray, bits: int, uniforms: FloatArray | None = None) -> FloatArray:
+    """Numbers with so many binary digits after the first; with ``uniforms`` rounded at random."""
+    _, exponents = np.frexp(numbers)
+    unit = np.ldexp(1.0, exponents - 1 - bits)
+    if uniforms is None:
+        return np.asarray(np.rint(numbers / unit) * unit)
+    return np.asarray(np.floor(numbers / unit + uniforms) * unit)
+
+
+def encode_floats(numbers: FloatArray, bits: int) -> bytes:
+    """Numbers of so many digits: which equal the one before, exponents, then signs and digits."""
+    before = np.concatenate([[0.0], numbers[:-1]])
+    fresh = numbers != before
+    mantissa, exponents = _parts(numbers[fresh])
+    digits = np.rint(np.abs(mantissa) * 2.0 ** (bits + 1)).astype(np.int64) - (1 << bits)
+    words = np.where(mantissa < 0, 1 << bits, 0) + digits
+    raw = 0
+    for word in words.tolist():
+        raw = raw << (bits + 1) | word
+    flags = np.packbits(fresh).tobytes()
+    first = int(exponents[0]) if len(exponents) else 0
+    steps = np.diff(exponents, prepend=first).astype(np.int32)
+    code = encode_symbols(steps, 1 << 12, None)
+    size = -(-len(words) * (bits + 1) // 8)
+    head = bytes([bits]) + (first & 0xFFFF).to_bytes(2, "little")
+    return head + flags + len(code).to_bytes(2, "little") + code + raw.to_bytes(size, "big")
+
+
+def _parts(numbers: FloatArray) -> tuple[FloatArray, IntArray]:
+    """Mantissas of at least 1/2, and exponents; 0 is half of the smallest power."""
+    mantissa, exponents = np.frexp(numbers)
+    zero = numbers == 0
+    return np.where(zero, 0.5, mantissa), np.where(zero, ZERO, exponents).astype(np.int64)
+
+
+def decode_floats(data: bytes, n: int) -> FloatArray:
+    """The inverse of `encode_floats`."""
+    end = 3 + -(-n // 8)
+    if len(data) < end + 2 or data[0] > 52:
+        raise WireError(f"{len(data)} bytes cannot hold {n} numbers.")
+    bits = data[0]
+    fresh = np.unpackbits(np.frombuffer(data[3:end], np.uint8), count=n).astype(bool)
+    count, size = int(fresh.sum()), int.from_bytes(data[end : end + 2], "little")
+    steps = decode_symbols(data[end + 2 : end + 2 + size], count, 1 << 12, None)
+    exponents = np.cumsum(steps) + int.from_bytes(data[1:3], "little", signed=True)
+    rest = data[end + 2 + size :]
+    if len(rest) != -(-count * (bits + 1) // 8):
+        raise WireError(f"expected the digits of {count} numbers; got {len(rest)} bytes.")
+    raw, mask = int.from_bytes(rest, "big"), (1 << (bits + 1)) - 1
+    words = [(raw >> (bits + 1) * (count - 1 - j)) & mask for j in range(count)]
+    told = np.array(words, dtype=np.int64)
+    digits = ((told & ((1 << bits) - 1)) + (1 << bits)) * 2.0 ** -(bits + 1)
+    values = np.ldexp(np.where(told >> bits, -digits, digits), exponents.astype(np.int64))
+    values[exponents == ZERO] = 0.0
+    places = np.cumsum(fresh) - 1
+    return np.where(places >= 0, values[np.maximum(places, 0)], 0.0) if count else np.zeros(n)
+
+
+def floats_size(numbers: FloatArray, bits: int) -> int:
+    """Bytes of `encode_floats`, without encoding."""
+    fresh = numbers != np.concatenate([[0.0], numbers[:-1]])
+    _, exponents = _parts(numbers[fresh])
+    steps = np.diff(exponents, prepend=exponents[:1]).astype(np.int32)
+    code = int(code_sizes(steps[None], 1 << 12, None)[0])
+    return 5 + -(-len(numbers) // 8) + code + -(-len(steps) * (bits + 1) // 8)
+
+
+HEAD_BITS = 3
+"""Digits that numbers which give others their units have beyond those."""
+
+
+def scaled(
+    numbers: FloatArray,
+    heads: IntArray,
+    units: Callable[[FloatArray], FloatArray],
+    bits: int,
+    u: FloatArray,
+) -> tuple[FloatArray, int]:
+    """Some numbers as short floats, and the others on a lattice in the units that these give.
+
+    The values as they are decoded, and their bytes.
+    """
+    out = short_floats(numbers, bits + HEAD_BITS, u)
+    rest = np.delete(np.arange(len(numbers)), heads)
+    unit = units(out[heads])
+    step = np.where(unit > 0, unit, 1.0) * 0.5**bits
+    told = on_lattice((numbers[rest] / step)[None], np.ones(len(rest)), u[None, rest])
+    out[rest] = told.values[0] * step
+    return out, floats_size(out[heads], bits + HEAD_BITS) + int(told.sizes[0])

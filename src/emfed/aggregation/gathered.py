@@ -1,0 +1,76 @@
+"""Answers of single workers, in one process: what is not masked and does not add up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import final
+
+import numpy as np
+
+from emfed.aggregation.coded import ENVELOPE_DOWN, ENVELOPE_UP, Carried, Present
+from emfed.core.sums import Answers, Gather, IntArray, RowsOfWorkers, States
+
+
+@final
+@dataclass
+class GatheredAnswers:
+    """The workers of a simulation, asked one by one.
+
+    Parameters
+    ----------
+    rows : RowsOfWorkers
+        The rows of all workers.
+    present : callable, optional
+        From the number of the exchange to who is there; None: always everyone.
+    """
+
+    rows: RowsOfWorkers
+    present: Callable[[int], Present] | None = None
+    carried: Carried = field(default_factory=Carried, init=False)
+    exchanges: int = field(default=0, init=False)
+    states: States = field(default_factory=dict, init=False)
+    """What the workers keep."""
+    _sizes: list[int] = field(default_factory=list, init=False)
+    _heard: IntArray = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._heard = np.full(len(self.rows.totals), -1, dtype=np.int64)
+
+    def __call__(self, ask: Gather) -> Answers:
+        """What the asked workers reply."""
+        self.exchanges += 1
+        asked = arrived = ask.workers
+        if self.present is not None:
+            who = self.present(self.exchanges)
+            asked = np.intersect1d(asked, who.asked)
+            arrived = np.intersect1d(asked, who.arrived)
+        if not self.states:
+            n = len(self.rows.totals)
+            fields = ask.fields()
+            self.states = {name: np.stack([np.asarray(v)] * n) for name, v in fields.items()}
+        mine = {name: column[asked] for name, column in self.states.items()}
+        replies = ask.answer(self.rows, asked, mine)
+        for name, column in mine.items():
+            self.states[name][asked] = column
+        kept = np.isin(replies.workers, arrived)
+        up = int(replies.sizes[kept].sum()) + ENVELOPE_UP * int(kept.sum())
+        self.carried.count(ask.purpose, up, self._down(ask, asked))
+        lost = np.intersect1d(replies.lost, arrived)
+        return Answers(
+            replies.workers[kept],
+            replies.values[kept],
+            replies.rates[kept],
+            replies.sizes[kept],
+            lost,
+        )
+
+    def _down(self, ask: Gather, asked: IntArray) -> int:
+        """Bytes down: the steps that a worker has missed, or all anew where that is shorter."""
+        self._sizes.append(ask.bytes_down)
+        ends = np.cumsum([0, *self._sizes])
+        last = self._heard[asked]
+        missed = ends[-1] - ends[last + 1]
+        each = np.where(last < 0, ask.bytes_anew, np.minimum(missed, ask.bytes_anew))
+        self._heard[asked] = len(self._sizes) - 1
+        return int(each.sum()) + ENVELOPE_DOWN * len(asked)

@@ -1,0 +1,75 @@
+"""Rows that a driver knows worker by worker, for what is not masked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, final
+
+import numpy as np
+
+from emfed.core.sums import FloatArray, IntArray, Mean
+from emfed.data.tables import Workers, apart
+
+
+@final
+class EachRows:
+    """The rows of all workers of a simulation, one worker apart from the other.
+
+    Parameters
+    ----------
+    data : Workers
+        The rows.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from emfed.data import as_workers
+    >>> rows = EachRows(as_workers([np.ones((3, 2)), np.zeros((5, 2))]))
+    >>> rows.one(0).sum(lambda block, weights: block.mean(axis=1))
+    array([3., 3.])
+    >>> rows.means(lambda block, weights, which: block.mean(axis=1), np.array([0, 1]))
+    array([[1., 1.],
+           [0., 0.]])
+    """
+
+    def __init__(self, data: Workers) -> None:
+        self.data = data
+        self.totals: FloatArray = np.asarray(data.totals, dtype=np.float64)
+        self.counts: IntArray = np.asarray(data.counts)
+
+    def one(self, worker: int) -> OneWorker:
+        """The rows of one worker."""
+        return OneWorker(self.data, worker, float(self.totals[worker]))
+
+    def means(
+        self, mean: Callable[[Any, Any, IntArray], FloatArray], workers: IntArray
+    ) -> FloatArray:
+        """Weighted means over the rows of these workers."""
+        out: FloatArray | None = None
+        for piece in self.data.stacks(workers):
+            for own in apart(piece):
+                values = own.share * mean(own.rows, own.padding, own.positions)
+                if out is None:
+                    out = np.zeros((len(workers), values.shape[-1]))
+                out[own.positions] += values
+        return np.zeros((0, 0)) if out is None else out
+
+    def take(self, workers: IntArray, indices: IntArray) -> Any:
+        """Rows at each worker's own indices."""
+        return self.data.take(workers, indices)
+
+
+@final
+class OneWorker:
+    """The rows of one worker, as a fit's asks see them."""
+
+    def __init__(self, data: Workers, worker: int, total: float) -> None:
+        self._data, self._worker, self.total = data, np.array([worker]), total
+
+    def sum(self, mean: Mean, ragged: bool = False) -> FloatArray:
+        """The weighted sum over the rows."""
+        total = np.zeros(())
+        for piece in self._data.pieces(self._worker):
+            for own in [piece] if ragged else apart(piece):
+                total = total + own.share * self.total * mean(own.rows, own.padding)[0]
+        return np.asarray(total)

@@ -1,0 +1,279 @@
+"""The case of many workers: coarse innovations, memories, local steps, rounded sums down.
+
+A sum over many workers needs little of each. While steps are long, workers send what changed
+against their memory on a coarse lattice, and the sum is rounded once more on its way down. Where
+workers are alike they go on by themselves before they answer: Q <- s-bar_i(Q) + d_i, from Q = S.
+The drift d_i = S - c_i, with c_i what the worker saw last, corrects for how it differs from all,
+since S is the mean of all c_i; averaged over as many rounds as there are steps it cannot oscillate.
+Where nothing moves any more Q = S: fixed points are EM's (docs/decisions/008).
+
+When steps are short or workers differ, `emfed.fitting.climb` goes on with quiet sums.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any, final
+
+import numpy as np
+
+from emfed.algorithms.steps import shorten
+from emfed.core.messages import GRID
+from emfed.core.protocols import Model
+from emfed.core.sums import (
+    Ask,
+    Fit,
+    FloatArray,
+    IntArray,
+    Precision,
+    Rows,
+    RowsOfWorkers,
+    States,
+    Sum,
+)
+from emfed.fitting.asks import Statistics
+from emfed.fitting.climb import Climbed, Company, climb
+
+FIRST_NATS = 1e-2
+NOISE, NOISE_NATS = 0.05, 1e-3
+"""Squared noise of a sum over the squared move that is expected, in the metric; and at most, since
+noise in S is noise in every drift."""
+DOWN, QUIET_DOWN = 0.05, 1e-3
+"""Squared noise of a rounded sum that goes down, as a share: in local steps, and in quiet sums."""
+LIKELIHOOD_NATS = 1e-3
+"""The standard deviation of the noise of a log-likelihood, while steps are long."""
+LARGEST_DRIFT = 1.0
+"""The mean of |d_i|^2 in the metric from which on workers make no local steps."""
+STEPS, FAR_STEPS, MOST_STEPS = 2.0, 3.0, 7
+"""Local steps after the first, times the mean |d_i|^(1/2); while S moves by more than `FAR`; and at
+most."""
+FAR = 0.02
+"""The squared move of S in the metric above which it is far from an optimum."""
+STALLED, LATE = 0.75, 0.01
+"""Local steps end where |H|^2 is more than this share of its running mean; or where that is less
+than this share of the mean |d_i|^2."""
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Tracked(Ask):
+    """Statistics at S, or after local steps, told against what a worker sent before.
+
+    Parameters
+    ----------
+    inner : Statistics
+        What is asked: statistics in the metric at S, the log-likelihood there and one more value.
+    steps : int
+        The EM steps that a worker makes; 1: none by itself.
+    walks : bool
+        Whether workers keep their drifts for local steps, and tell |d_i|^2 in place of the entropy.
+    """
+
+    inner: Statistics
+    steps: int = 1
+    walks: bool = False
+
+    @property
+    def purpose(self) -> str:  # type: ignore[override]
+        """That of the statistics."""
+        return self.inner.purpose
+
+    @property
+    def precision(self) -> Precision:  # type: ignore[override]
+        """That of the statistics."""
+        return self.inner.precision
+
+    @property
+    def size(self) -> int:
+        """The statistics, and two values."""
+        return self.inner.size
+
+    def fields(self) -> dict[str, Any]:
+        """The memory; what the worker saw last, its drift, and the steps that it made."""
+        q = self.size - 2
+        return {
+            "memory": np.zeros(self.size),
+            "seen": np.zeros(q),
+            "drift": np.zeros(q),
+            "walked": np.array(0),
+        }
+
+    def parts(self, rows: RowsOfWorkers, workers: IntArray, states: States) -> FloatArray:
+        """The parts of these workers."""
+        model, q = self.inner.model, self.size - 2
+
+        def mean(block: Any, weights: Any, which: IntArray) -> FloatArray:
+            found, likelihood, entropy = model.evaluate(block, self.inner.params, weights)
+            return np.concatenate([found, likelihood[:, None], entropy[:, None]], axis=1)
+
+        told = np.array(rows.means(mean, workers))
+        if self.walks:
+            told[:, :q], told[:, q + 1] = self._walked(rows, workers, states, told[:, :q])
+        white = self.inner.metric.whiten(told[:, :q] - self.inner.statistics)
+        return rows.totals[workers][:, None] * np.concatenate([white, told[:, q:]], axis=1)
+
+    def _walked(
+        self, rows: RowsOfWorkers, workers: IntArray, states: States, seen: FloatArray
+    ) -> tuple[FloatArray, FloatArray]:
+        """What each worker sees at the end of its local steps, and its squared drift."""
+        model, here = self.inner.model, self.inner.statistics
+        now = here - states["seen"]
+        first = (states["walked"] == 0)[:, None]
+        drift = np.where((states["walked"] > 1)[:, None], states["drift"], now)
+        drift = np.where(first, here - seen, drift + (now - drift) / self.steps)
+        for _ in range(1, self.steps):
+            there = seen + drift
+            able = np.flatnonzero([model.inside(point) for point in there])
+            params = model.maximize(there[able])
+
+            def mean(block: Any, weights: Any, which: IntArray, params: Any = params) -> Any:
+                return model.expected_statistics(block, params.take(which), weights)
+
+            if len(able):
+                seen[able] = rows.means(mean, workers[able])
+        states["seen"], states["drift"] = seen.copy(), drift
+        states["walked"] = np.full(len(workers), self.steps)
+        return seen, (self.inner.metric.whiten(drift) ** 2).sum(axis=1)
+
+    def origin(self, totals: FloatArray) -> FloatArray:
+        """S and the expected values, times the rows."""
+        q, precision = self.size - 2, self.inner.precision
+        values = np.broadcast_to(precision.centre, (self.size,))[q:]
+        return totals[:, None] * np.concatenate([self.inner.statistics, values])
+
+    def foretold(self, memories: FloatArray, totals: FloatArray) -> FloatArray:
+        """Statistics as they were, in the metric at S."""
+        q = self.size - 2
+        away = memories[:, :q] - totals[:, None] * self.inner.statistics
+        return np.concatenate([self.inner.metric.whiten(away), memories[:, q:]], axis=1)
+
+    def kept(self, parts: FloatArray) -> FloatArray:
+        """The change of statistics."""
+        q = self.size - 2
+        return np.concatenate([self.inner.metric.unwhiten(parts[:, :q]), parts[:, q:]], axis=1)
+
+    def part(self, rows: Rows) -> FloatArray:
+        """Statistics at S; local steps are made by workers that are known apart."""
+        return self.inner.part(rows)
+
+    def words(self) -> str:
+        """What is asked, for the owner's journal."""
+        more = f", after {self.steps} steps" if self.steps > 1 else ""
+        return self.inner.words() + more
+
+    def digest(self) -> bytes:
+        """S, exactly."""
+        return self.inner.digest()
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Walk:
+    """Where local steps have led.
+
+    Parameters
+    ----------
+    statistics : array
+        S.
+    squared : float
+        |H|^2 in the metric at the last S, twice the nats a row that an EM step gains; infinite
+        before the first sum.
+    moved : float
+        The squared last move of S, in the metric where it led.
+    running : float
+        The running mean of ``squared``.
+    apart : float
+        The mean of |d_i|^2 in the metric.
+    values : array of shape (2,)
+        The log-likelihood a row at the last S, and ``apart`` as it was told.
+    rounds : int
+        Sums so far.
+    ended : bool
+        Whether quiet sums are to go on.
+    """
+
+    statistics: FloatArray
+    squared: float = np.inf
+    moved: float = np.inf
+    running: float = np.inf
+    apart: float = np.inf
+    values: FloatArray = field(default_factory=lambda: np.zeros(2))
+    rounds: int = 0
+    ended: bool = False
+
+    @property
+    def steps(self) -> int:
+        """EM steps that a worker makes before it answers: fewer where workers differ."""
+        if not self.apart < LARGEST_DRIFT:
+            return 1
+        most = FAR_STEPS if self.moved > FAR else STEPS
+        return 1 + int(min(most / max(self.apart, 1e-12) ** 0.25, MOST_STEPS))
+
+
+def ask_of(model: Model, company: Company, walk: Walk) -> Tracked:
+    """What is asked next: statistics as finely as the next move needs them."""
+    q, n = len(walk.statistics), company.workers
+    noise = min(NOISE * walk.squared, NOISE_NATS if walk.rounds else FIRST_NATS)
+    step = _on_grid(np.sqrt(12 * noise / (n * q))) * company.rows
+    unit = LIKELIHOOD_NATS * np.sqrt(12 / n) * company.rows
+    steps = np.concatenate([np.full(q, step), [unit, unit]])
+    centre = np.concatenate([np.zeros(q), company.rows * walk.values])
+    precision = Precision(steps, centre, np.full(q + 2, np.inf), DOWN)
+    return Tracked(Statistics(model, walk.statistics, precision), walk.steps, True)
+
+
+def moved(model: Model, walk: Walk, ask: Tracked, told: Sum) -> Walk:
+    """Take a sum: move S, and decide whether local steps still pay."""
+    q, mean = len(walk.statistics), told.value / told.rows
+    change, values = mean[:q], mean[q:]
+    squared = float(change @ change)
+    apart = float(values[1])
+    if not walk.rounds:
+        apart -= squared
+    before = walk.running
+    if walk.rounds < 2:  # H of several steps is longer than of one
+        before = squared * (2 if walk.rounds else 1)
+    running = 0.7 * before + 0.3 * squared
+    statistics, _, _ = shorten(model, walk.statistics, ask.inner.metric.unwhiten(change))
+    white = model.metric(model.maximize(statistics)).whiten(statistics - walk.statistics)
+    ended = not apart < LARGEST_DRIFT or told.missing > 0 or running < LATE * apart
+    ended = ended or (walk.rounds > 1 and squared > STALLED * running)
+    length = float(white @ white)
+    return Walk(statistics, squared, length, running, apart, values, walk.rounds + 1, ended)
+
+
+def walked(model: Model, company: Company, start: FloatArray, rounds: int) -> Fit[Walk]:
+    """Rounds with local steps, until they do not pay any more."""
+    walk = Walk(start)
+    while not walk.ended and walk.rounds < rounds:
+        ask = ask_of(model, company, walk)
+        walk = moved(model, walk, ask, (yield ask))
+    return walk
+
+
+def climb_with_many(
+    model: Model, company: Company, start: FloatArray, tolerance: float, rounds: int = 1000
+) -> Fit[Climbed]:
+    """`emfed.fitting.climb.climb` for many workers: local steps first, then quiet sums."""
+    walk = yield from walked(model, company, start, rounds)
+    quiet = climb(model, company, walk.statistics, tolerance, rounds - walk.rounds)
+    climbed: Climbed = yield from tracked(quiet)
+    return replace(climbed, rounds=climbed.rounds + walk.rounds)
+
+
+def tracked(quiet: Fit[Climbed]) -> Fit[Climbed]:
+    """A climb whose statistics are told against memories, and whose sums are rounded."""
+    try:
+        ask = next(quiet)
+        while True:
+            if isinstance(ask, Statistics) and ask.precision is not None:
+                precision = replace(ask.precision, down=QUIET_DOWN)
+                ask = Tracked(replace(ask, precision=precision))
+            ask = quiet.send((yield ask))
+    except StopIteration as end:
+        return end.value
+
+
+def _on_grid(value: float) -> float:
+    """The nearest power of 2^(1/4) that is not larger."""
+    return float(GRID[max(1, int(np.searchsorted(GRID, value, side="right")) - 1)])

@@ -1,0 +1,152 @@
+"""FedEM and VR-FedEM on gathers go where Algorithms 1 and 2 lead, as printed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import emfed
+from emfed.aggregation.coded import Present
+from emfed.aggregation.gathered import GatheredAnswers
+from emfed.algorithms import paper
+from emfed.algorithms.steps import batch_indices
+from emfed.core.streams import Purpose, uniforms
+from emfed.core.sums import drive
+from emfed.data import as_workers
+from emfed.data.each import EachRows
+from tests.helpers import make_data, make_model
+from tests.literal import literal_fedem, literal_vr_fedem
+
+TABLES = make_data(8, sizes=(12, 20, 9, 15, 30))
+WEIGHTS = np.array([12, 20, 9, 15, 30]) / 86
+P = np.array([0.9, 0.5, 1.0, 0.7, 0.6])
+DITHERING = emfed.Dithering(2, np.inf, block=4)
+ALGORITHMS = (
+    emfed.FedEM(DITHERING, step_size=0.2, memory_rate=0.4),
+    emfed.FedEM(emfed.RandomSparsification(0.5), batch_size=6, memory_start="mean-field"),
+    emfed.FedEM(
+        emfed.SubtractiveDithering(0.1), in_metric=True, broadcast=emfed.SubtractiveDithering(0.05)
+    ),
+    emfed.FedEM(step_size=emfed.algorithms.Decreasing(), simulations=2),
+    emfed.VRFedEM(step_size=0.3, batch_size=6, inner_rounds=4, replacement=True),
+    emfed.VRFedEM(emfed.Dithering(4), batch_size=5, inner_rounds=3, memory_start="mean-field"),
+)
+
+
+def begun(algorithm: Any, kind: str = "known", seed: int = 77) -> Any:
+    return emfed.fitting.open_run(
+        make_model(kind),
+        TABLES,
+        algorithm,
+        seed=seed,
+        start="moments",
+        participation=emfed.algorithms.Bernoulli(P),
+    )
+
+
+def path(run: Any, workers: Any, rounds: int, seed: int = 77) -> tuple[paper.Server, list[Any]]:
+    """Where the generator ends, and what it asked."""
+    asked: list[Any] = []
+
+    def answer(ask: Any) -> Any:
+        asked.append(ask)
+        return workers(ask)
+
+    drawn, start = emfed.algorithms.Bernoulli(P), run.state.statistics
+    fit = paper.fed_em(run.model, run.algorithm, WEIGHTS, start, rounds, drawn, seed)
+    return drive(fit, answer), asked
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=range(len(ALGORITHMS)))
+def test_gathers_lead_where_messages_lead(algorithm: Any) -> None:
+    """Same random numbers, same trajectory, same bytes of payloads."""
+    run = begun(algorithm, "tied" if algorithm.in_metric else "known")
+    workers = GatheredAnswers(EachRows(as_workers(TABLES)))
+    ended, _ = path(run, workers, 20)
+    while run.state.round <= 20:
+        run.step()
+    np.testing.assert_allclose(ended.statistics, run.state.statistics, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(ended.memory, run.state.memory, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["FedEM", "VR-FedEM"])
+@pytest.mark.parametrize("replacement", [True, False])
+def test_gathers_lead_where_the_paper_leads(name: str, replacement: bool) -> None:
+    """A second implementation, written from the paper alone, gives the same trajectory."""
+    seed, rounds, size, inner, k, d = 77, 20, 6, 4, 3, 2
+    common: dict[str, Any] = {
+        "compressor": DITHERING,
+        "step_size": 0.2,
+        "memory_rate": 0.4,
+        "memory_start": "mean-field",
+        "batch_size": size,
+        "replacement": replacement,
+    }
+    reduced = name == "VR-FedEM"
+    algorithm = emfed.VRFedEM(inner_rounds=inner, **common) if reduced else emfed.FedEM(**common)
+    run = begun(algorithm)
+    ended, asked = path(run, GatheredAnswers(EachRows(as_workers(TABLES))), rounds)
+    frame = run.model.constants.frame
+    inside = [(table - frame.origin) / frame.scale for table in TABLES]
+    s0 = run.state.statistics
+    v0 = [run.model.expected_statistics(table, run.params) - s0 for table in TABLES]
+
+    def quantise(round_: int, worker: int, x: Any) -> Any:
+        u = uniforms(seed, round_, Purpose.COMPRESSION, np.array([worker]), len(x))
+        return DITHERING.decompress(DITHERING.compress(x[None], u), u, len(x))[0]
+
+    def batch(round_: int, worker: int) -> Any:
+        rows = np.array([len(TABLES[worker])])
+        picked, padding = batch_indices(seed, round_, np.array([worker]), rows, size, replacement)
+        return picked[0] if padding is None else picked[0][padding[0] > 0]
+
+    def active(round_: int) -> Any:
+        return emfed.algorithms.Bernoulli(P).draw(seed, round_, 5).tolist()
+
+    last = [batch, quantise]
+    told = (inside, WEIGHTS, P, run.params.covariances, k, s0, v0, 0.2, 0.4, rounds)
+    if reduced:
+        want = literal_vr_fedem(*told, inner, active, *last)
+    else:
+        want = literal_fedem(*told, active, *last)
+    assert d == TABLES[0].shape[1]
+    got = [ask.server.statistics for ask in asked[2:]] + [ended.statistics]
+    np.testing.assert_allclose(got, want["S"], rtol=0, atol=1e-11)
+    np.testing.assert_allclose(ended.memory, want["V"][-1], rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_memories_are_what_was_counted_whatever_is_lost(seed: int) -> None:
+    """V is the sum of all V_i, after lost messages, absences and a worker from an old backup."""
+    rng = np.random.default_rng(seed)
+
+    def present(exchange: int) -> Present:
+        asked = np.flatnonzero(rng.random(5) < 0.8)
+        return Present(asked, asked[rng.random(len(asked)) < 0.7])
+
+    run = begun(emfed.VRFedEM(DITHERING, step_size=0.1, memory_rate=0.4, batch_size=5))
+    workers = GatheredAnswers(EachRows(as_workers(TABLES)), present)
+    drawn, start = emfed.algorithms.Bernoulli(P), run.state.statistics
+    fit = paper.fed_em(run.model, run.algorithm, WEIGHTS, start, 60, drawn, 5)
+    ask = next(fit)
+    backup: dict[str, Any] = {}
+    generations = 0
+    for step in range(58):
+        if step == 20:
+            backup = {name: column[2].copy() for name, column in workers.states.items()}
+        if step == 40:
+            for name, column in workers.states.items():
+                column[2] = backup[name]
+        ask = fit.send(workers(ask))
+        server, states = ask.server, workers.states
+        current = states["generation"] == server.generation
+        waiting = (states["pending_at"] == server.counted) & (server.counted >= 0)
+        waiting &= states["counted_at"] != server.counted
+        believed = states["memory"] + np.where(waiting, 1.0, 0.0)[:, None] * states["pending"]
+        if step < 40 or server.generation:
+            total = (WEIGHTS * (current & (server.counted >= 0))) @ believed
+            np.testing.assert_allclose(server.memory, total, rtol=0, atol=1e-12)
+        generations = server.generation
+    assert generations == 1
