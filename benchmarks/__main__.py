@@ -29,6 +29,7 @@ from rich.table import Table
 from threadpoolctl import threadpool_info, threadpool_limits
 
 import emfed
+from benchmarks.ablation import bench_ablation
 from benchmarks.answer import bench_answer, commit
 from benchmarks.answer_network import bench_answer_network
 from benchmarks.cluster import bench_cluster
@@ -763,6 +764,19 @@ def answer(
     return rows
 
 
+def ablation(console: Console) -> list[dict[str, Any]]:
+    """Many workers: every mechanism off in turn, beside FedEM at its best step."""
+    rows = list(bench_ablation(seeds=int(os.environ.get("EMFED_SEEDS", "3"))))
+    counts = ("rounds", "up", "down", "all", "all up", "all down")
+    lines = [
+        (row["table"], row["without"], *(f"{row[k]:,.0f}" for k in counts), f"{row['worst']:.4f}")
+        for row in rows
+    ]
+    headings = ("table", "without", *counts, "worst below")
+    show(console, "Rounds and bytes a worker to 1e-3 nats of the end, and in all", headings, lines)
+    return rows
+
+
 def answer_network(
     console: Console, keep: Path | None = None, minutes: float = np.inf
 ) -> list[dict[str, Any]]:
@@ -995,6 +1009,7 @@ SECTIONS: dict[str, Callable[[Console], Any]] = {
     "estimators": estimators,
     "ends": lambda console: counts(console, (2, 4, 8), 1, 1000),
     "right": right,
+    "ablation": ablation,
     "hostile": hostile,
     "k-means": k_means,
     "privacy": privacy,

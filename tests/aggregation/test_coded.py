@@ -19,7 +19,7 @@ from emfed.data.each import EachRows
 from emfed.data.summing import HeldRows
 from emfed.fitting.asks import Statistics
 from emfed.fitting.many import Tracked
-from emfed.fitting.opening import Opened, opened
+from emfed.fitting.opening import Pooled, pool
 
 N, D, K = 12, 3, 2
 RNG = np.random.default_rng(3)
@@ -31,7 +31,7 @@ SHAPES = {"mean": (D,), "scatter": (D * (D + 1) // 2,)}
 def bound() -> Any:
     model = emfed.gaussian_mixture(K, "tied")
     shapes = {name: value.shape[1:] for name, value in model.summary(DATA.worker(0)[None]).items()}
-    told: Opened = drive(opened(model, shapes), CodedSums(ROWS))
+    told: Pooled = drive(pool(model, shapes), CodedSums(ROWS))
     return told.bind(model)
 
 
@@ -84,7 +84,7 @@ def test_garbage_is_refused() -> None:
 
 
 def test_an_opening_is_right_and_short() -> None:
-    told = drive(opened(emfed.gaussian_mixture(K, "tied"), _shapes()), sums := CodedSums(ROWS))
+    told = drive(pool(emfed.gaussian_mixture(K, "tied"), _shapes()), sums := CodedSums(ROWS))
     pooled = DATA.rows - DATA.rows.mean(axis=0)
     np.testing.assert_allclose(np.ravel(told.summary["mean"]), DATA.rows.mean(axis=0), atol=1e-7)
     packed = (pooled.T @ pooled / len(pooled))[np.triu_indices(D)]

@@ -82,12 +82,12 @@ class CodedSums:
     >>> import emfed
     >>> from emfed.data.each import EachRows
     >>> from emfed.core.sums import drive
-    >>> from emfed.fitting.opening import opened
+    >>> from emfed.fitting.opening import pool
     >>> data = emfed.data.synthetic_federation(workers=4, rows_per_worker=50)
     >>> model = emfed.gaussian_mixture(2, "tied")
     >>> sums = CodedSums(EachRows(data))
     >>> shapes = {n: v.shape[1:] for n, v in model.summary(data.worker(0)[None]).items()}
-    >>> drive(opened(model, shapes), sums).rows
+    >>> drive(pool(model, shapes), sums).rows
     200.0
     """
 

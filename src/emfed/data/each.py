@@ -64,7 +64,9 @@ class OneWorker:
     """The rows of one worker, as a fit's asks see them."""
 
     def __init__(self, data: Workers, worker: int, total: float) -> None:
-        self._data, self._worker, self.total = data, np.array([worker]), total
+        self._data, self._worker = data, np.array([worker])
+        self.total = self.squares = total
+        self.count = int(data.positive_counts[worker])
 
     def sum(self, mean: Mean, ragged: bool = False) -> FloatArray:
         """The weighted sum over the rows."""

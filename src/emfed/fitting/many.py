@@ -7,7 +7,7 @@ The drift d_i = S - c_i, with c_i what the worker saw last, corrects for how it 
 since S is the mean of all c_i; averaged over as many rounds as there are steps it cannot oscillate.
 Where nothing moves any more Q = S: fixed points are EM's (docs/decisions/008).
 
-When steps are short or workers differ, `emfed.fitting.climb` goes on with quiet sums.
+When steps are short or workers differ, `emfed.fitting.ascent` goes on with quiet sums.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from emfed.core.messages import GRID
 from emfed.core.protocols import Model
 from emfed.core.sums import (
     Ask,
+    Finish,
     Fit,
     FloatArray,
     IntArray,
@@ -30,14 +31,15 @@ from emfed.core.sums import (
     RowsOfWorkers,
     States,
     Sum,
+    T,
+    finished,
 )
+from emfed.fitting.ascent import Ascent, Cohort, GivesUp, Objective, Point, ascend
 from emfed.fitting.asks import Statistics
-from emfed.fitting.climb import Climbed, Company, climb
 
-FIRST_NATS = 1e-2
-NOISE, NOISE_NATS = 0.05, 1e-3
+NOISE, NOISE_NATS, FIRST_NATS = 0.05, 1e-3, 1e-2
 """Squared noise of a sum over the squared move that is expected, in the metric; and at most, since
-noise in S is noise in every drift."""
+noise in S is noise in every drift. In the first round there are no drifts yet."""
 DOWN, QUIET_DOWN = 0.05, 1e-3
 """Squared noise of a rounded sum that goes down, as a share: in local steps, and in quiet sums."""
 LIKELIHOOD_NATS = 1e-3
@@ -52,6 +54,10 @@ FAR = 0.02
 STALLED, LATE = 0.75, 0.01
 """Local steps end where |H|^2 is more than this share of its running mean; or where that is less
 than this share of the mean |d_i|^2."""
+
+FEWEST_OF_MANY_WORKERS = 50
+"""Workers from which on a fit without masks is one of many. Not tuned: starts are merged from so
+many on, too."""
 
 
 @final
@@ -210,14 +216,14 @@ class Walk:
         return 1 + int(min(most / max(self.apart, 1e-12) ** 0.25, MOST_STEPS))
 
 
-def ask_of(model: Model, company: Company, walk: Walk) -> Tracked:
+def ask_of(model: Model, cohort: Cohort, walk: Walk) -> Tracked:
     """What is asked next: statistics as finely as the next move needs them."""
-    q, n = len(walk.statistics), company.workers
+    q, n = len(walk.statistics), cohort.workers
     noise = min(NOISE * walk.squared, NOISE_NATS if walk.rounds else FIRST_NATS)
-    step = _on_grid(np.sqrt(12 * noise / (n * q))) * company.rows
-    unit = LIKELIHOOD_NATS * np.sqrt(12 / n) * company.rows
+    step = _on_grid(np.sqrt(12 * noise / (n * q))) * cohort.rows
+    unit = LIKELIHOOD_NATS * np.sqrt(12 / n) * cohort.rows
     steps = np.concatenate([np.full(q, step), [unit, unit]])
-    centre = np.concatenate([np.zeros(q), company.rows * walk.values])
+    centre = np.concatenate([np.zeros(q), cohort.rows * walk.values])
     precision = Precision(steps, centre, np.full(q + 2, np.inf), DOWN)
     return Tracked(Statistics(model, walk.statistics, precision), walk.steps, True)
 
@@ -242,36 +248,50 @@ def moved(model: Model, walk: Walk, ask: Tracked, told: Sum) -> Walk:
     return Walk(statistics, squared, length, running, apart, values, walk.rounds + 1, ended)
 
 
-def walked(model: Model, company: Company, start: FloatArray, rounds: int) -> Fit[Walk]:
+def walked(model: Model, cohort: Cohort, start: FloatArray) -> Fit[Walk]:
     """Rounds with local steps, until they do not pay any more."""
     walk = Walk(start)
-    while not walk.ended and walk.rounds < rounds:
-        ask = ask_of(model, company, walk)
+    while not walk.ended:
+        ask = ask_of(model, cohort, walk)
         walk = moved(model, walk, ask, (yield ask))
     return walk
 
 
-def climb_with_many(
-    model: Model, company: Company, start: FloatArray, tolerance: float, rounds: int = 1000
-) -> Fit[Climbed]:
-    """`emfed.fitting.climb.climb` for many workers: local steps first, then quiet sums."""
-    walk = yield from walked(model, company, start, rounds)
-    quiet = climb(model, company, walk.statistics, tolerance, rounds - walk.rounds)
-    climbed: Climbed = yield from tracked(quiet)
-    return replace(climbed, rounds=climbed.rounds + walk.rounds)
+def are_many(workers: int, masked: bool) -> bool:
+    """Tell which case a fit is: many workers, or few and quiet sums alone.
+
+    What only workers can do, and memories, are not for masked sums.
+    """
+    return not masked and workers >= FEWEST_OF_MANY_WORKERS
 
 
-def tracked(quiet: Fit[Climbed]) -> Fit[Climbed]:
-    """A climb whose statistics are told against memories, and whose sums are rounded."""
+def ascend_with_many(
+    problem: Objective, start: FloatArray, gives_up: GivesUp | None = None
+) -> Fit[Ascent]:
+    """`emfed.fitting.ascent.ascend` for many workers: local steps first, then quiet sums."""
+    try:
+        walk = yield from walked(problem.model, problem.cohort, start)
+    except Finish:
+        return Ascent(Point.unseen(start), False, np.inf)
+    return (yield from tracked(ascend(problem, walk.statistics, gives_up)))
+
+
+def tracked(quiet: Fit[T]) -> Fit[T]:
+    """A fit whose statistics are told against memories, and whose sums are rounded."""
     try:
         ask = next(quiet)
         while True:
             if isinstance(ask, Statistics) and ask.precision is not None:
                 precision = replace(ask.precision, down=QUIET_DOWN)
                 ask = Tracked(replace(ask, precision=precision))
-            ask = quiet.send((yield ask))
+            try:
+                told = yield ask
+            except Finish as finish:
+                return finished(quiet, finish)
+            ask = quiet.send(told)
     except StopIteration as end:
-        return end.value
+        result: T = end.value
+        return result
 
 
 def _on_grid(value: float) -> float:
