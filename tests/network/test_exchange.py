@@ -12,7 +12,8 @@ import pytest
 
 import emfed
 from emfed.core.sums import Fit
-from emfed.fitting.following import Found, Plan, follow
+from emfed.fitting.following import Conclusion, follow
+from emfed.fitting.settings import FitSettings
 from emfed.network.exchange.records import MemoryRecords, RecordFile
 from emfed.network.exchange.statements import Added, Entry, StatementKind
 from emfed.network.exchange.virtual import RELAY
@@ -26,15 +27,14 @@ STEP = 2.0**-12
 class Mixture:
     """A whole fit of a mixture: opening, start, rounds, escapes."""
 
-    def begin(self, sites: tuple[str, ...], state: bytes) -> Fit[Found]:
-        model = emfed.gaussian_mixture(3)
-        plan = Plan([model], len(sites), {"mean": (2,), "scatter": (2,)}, seed=3)
-        return follow(plan)
+    def begin(self, sites: tuple[str, ...], state: bytes) -> Fit[Conclusion]:
+        settings = FitSettings(emfed.gaussian_mixture(3), seed=3)
+        return follow(settings, len(sites), {"mean": (2,), "scatter": (2,)})
 
-    def state(self, reached: Found | None) -> bytes:
-        return b"" if reached is None else reached.best.climbed.point.statistics.tobytes()
+    def state(self, reached: Conclusion | None) -> bytes:
+        return b"" if reached is None else reached.final.estimate.point.statistics.tobytes()
 
-    def digest(self, reached: Found) -> bytes:
+    def digest(self, reached: Conclusion) -> bytes:
         return hashlib.sha256(self.state(reached)).digest()
 
 
@@ -71,10 +71,10 @@ def test_a_mixture_over_the_network_is_that_of_one_process(masked: bool) -> None
     alone = federation.exact()
     found = all_final(federation)
     if masked:  # other roundings: the same place to the tolerance of the fit
-        end = federation.ends["anna"].result.best.climbed.point.objective
-        assert end == pytest.approx(alone.best.climbed.point.objective, abs=2e-6)
+        end = federation.ends["anna"].result.final.estimate.point.objective
+        assert end == pytest.approx(alone.final.estimate.point.objective, abs=2e-6)
     else:
-        assert found == alone.best.climbed.point.statistics.tobytes()
+        assert found == alone.final.estimate.point.statistics.tobytes()
 
 
 @pytest.mark.parametrize("masked", [False, True])

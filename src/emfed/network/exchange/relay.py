@@ -113,7 +113,7 @@ class Relay:
             return []
         self._heard[post.author] = now
         self._known[post.author] = post.length
-        before = len(self.transcript)
+        before, again = len(self.transcript), post.author in self._collected.parts
         try:
             self._take(post, kind, now)
         except WireError as error:
@@ -121,6 +121,8 @@ class Relay:
         self._settle(now)
         if len(self.transcript) > before:
             return [(name, self._hand_out(name, now)) for name in self._members_behind(post.author)]
+        if kind is StatementKind.PART and post.author in self._collected.parts and not again:
+            return []  # the sum follows, or the member says it again
         return [(post.author, self._hand_out(post.author, now))]
 
     def tick(self, now: float) -> list[tuple[str, bytes]]:
@@ -149,7 +151,12 @@ class Relay:
         silent = tuple(one for one in about.members if self._silent(one, now))
         self._known[name] = max(known, first + len(entries))
         message = HandOut(
-            first, about.heads[first], len(about), silent, int(known > len(about)), tuple(entries)
+            first,
+            about.heads[first][:8],
+            len(about),
+            silent,
+            int(known > len(about)),
+            tuple(entries),
         )
         return message.encode()
 

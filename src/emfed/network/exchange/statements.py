@@ -34,8 +34,8 @@ CONFIRM, and in a DIFFER the PARTs that cannot be added), or what the relay adde
 u8 attempt, and the sum as a blob, in the form of a part. ``head(t + 1) = SHA-256(head(t),
 contents)`` where contents are the entry without its signatures.
 
-From the relay to a member, `HandOut`: u32 first | hash head before it | u32 total | names silent
-| u8 wants | u16 count | entries.
+From the relay to a member, `HandOut`: u32 first | 8 bytes of head before it | u32 total | names
+silent | u8 wants | u16 count | entries.
 """
 
 from __future__ import annotations
@@ -474,8 +474,8 @@ class HandOut(Packed):
     """What the relay sends to a member."""
 
     first: Count
-    head: Hash
-    """That of the chain before the first entry."""
+    head: HashStart
+    """Of the chain before the first entry: 8 bytes, which is enough to notice another list."""
     total: Count
     silent: NameList
     """Sites of the set that the relay has not heard of lately."""
