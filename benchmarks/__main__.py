@@ -51,6 +51,7 @@ from benchmarks.messages import bench_messages
 from benchmarks.models import bench_models
 from benchmarks.network import ANSWER, QUESTION, bench_network
 from benchmarks.occupancy import bench_coverage_of_errors, bench_unmarked
+from benchmarks.on_sums import bench_on_sums
 from benchmarks.page import write_page
 from benchmarks.privacy import EPSILONS, NONE, bench_audit, bench_privacy, bench_private_start
 from benchmarks.right import bench_right
@@ -390,6 +391,27 @@ def private_start(console: Console) -> list[dict[str, Any]]:
     medians = [(name, f"{float(np.median([row[name] for row in rows])):.3f}") for name in names]
     title = f"MNIST, tied, epsilon 0.3: held-out nats a row, medians of {len(rows)} seeds"
     show(console, title, ("where", "nats"), medians)
+    return rows
+
+
+def on_sums(console: Console) -> list[dict[str, Any]]:
+    """How the fit on sums ends, beside the best of five starts of scikit-learn."""
+    rows = list(bench_on_sums(seeds=int(os.environ.get("EMFED_SEEDS", "2"))))
+    headings = ("table", "model", "moves", "nats", "scikit-learn", "rounds", "kB", "seconds")
+    lines = [
+        (
+            row["table"],
+            row["model"],
+            row["moves"],
+            f"{row['log_likelihood']:.3f}",
+            f"{row['sklearn']:.3f}",
+            f"{row['rounds']:g}",
+            f"{row['kilobytes']:.1f}",
+            f"{row['seconds']:.2f}",
+        )
+        for row in rows
+    ]
+    show(console, "The fit on sums, beside scikit-learn", headings, lines)
     return rows
 
 
@@ -1008,6 +1030,7 @@ SECTIONS: dict[str, Callable[[Console], Any]] = {
     "occupancy": occupancy,
     "estimators": estimators,
     "ends": lambda console: counts(console, (2, 4, 8), 1, 1000),
+    "on-sums": on_sums,
     "right": right,
     "ablation": ablation,
     "hostile": hostile,

@@ -16,6 +16,7 @@ from typing import Any, final
 import numpy as np
 
 from emfed.algorithms.steps import shorten
+from emfed.core.protocols import Reduces
 from emfed.core.sums import Finish, Fit, FloatArray, Precision
 from emfed.fitting.asks import LIKELIHOOD_REACH, LIKELIHOOD_STEP, LastSum, Statistics, power_of_two
 from emfed.fitting.convergence import Convergence, Tolerance, length
@@ -94,7 +95,7 @@ class Point:
     image: FloatArray
     """Where EM leads from here."""
     field: FloatArray
-    """The mean field in the metric."""
+    """The step to the image in the metric: the mean field, but for what the model holds back."""
     squared_field: float
     """The square of the mean field itself."""
     objective: float
@@ -146,8 +147,24 @@ def look(
     white, values = mean[:size], mean[size:]
     step = ask.metric.unwhiten(white)
     image, _, hits = shorten(model, statistics, step)
+    image = _expanded(model, image, white)
+    if not hits:  # the model may keep alive what would die: then less moves than the rows say
+        white = ask.metric.whiten(image - statistics)
     objective = float(values[0]) - float(model.penalty(ask.params))
     return Point(statistics, image, white, float(step @ step), objective, values, hits)
+
+
+def _expanded(model: Any, image: FloatArray, white: FloatArray) -> FloatArray:
+    """EM's image; late, that of parameter-expanded EM (Liu, Rubin and Wu, 1998).
+
+    Its likelihood never falls, its fixed points are EM's, and it does not crawl where the latent
+    variables of a model are known nearly exactly.
+    """
+    any_model: Any = model
+    if not isinstance(model, Reduces) or float(white @ white) / 2 > EARLY:
+        return image
+    farther = np.asarray(model.reduced(image))
+    return farther if any_model.inside(farther) else image
 
 
 def on_lattice(model: Any, statistics: FloatArray) -> FloatArray:
