@@ -160,11 +160,10 @@ def _expanded(model: Any, image: FloatArray, white: FloatArray) -> FloatArray:
     Its likelihood never falls, its fixed points are EM's, and it does not crawl where the latent
     variables of a model are known nearly exactly.
     """
-    any_model: Any = model
-    if not isinstance(model, Reduces) or float(white @ white) / 2 > EARLY:
-        return image
-    farther = np.asarray(model.reduced(image))
-    return farther if any_model.inside(farther) else image
+    farther = image
+    if isinstance(model, Reduces) and float(white @ white) / 2 <= EARLY:
+        farther = np.asarray(model.reduced(image))
+    return farther if model.inside(farther) else image
 
 
 def on_lattice(model: Any, statistics: FloatArray) -> FloatArray:
