@@ -30,7 +30,7 @@ extensions = [
     "sphinx_gallery.gen_gallery",
 ]
 
-exclude_patterns = ["templates", "generated/vocabulary.md", "generated/gallery/**/*.ipynb"]
+exclude_patterns = ["templates", "generated/gallery/**/*.ipynb"]
 nitpicky = True
 myst_enable_extensions = ["colon_fence", "dollarmath", "tasklist"]
 myst_heading_anchors = 4

@@ -168,20 +168,12 @@ def _command_line_page() -> str:
     )
 
 
-def _vocabulary(root: Path) -> str:
-    """The section of this name in ARCHITECTURE.md, without its heading."""
-    text = (root / "ARCHITECTURE.md").read_text(encoding="utf-8")
-    found = re.search(r"^## Vocabulary\n(.*?)(?=^## |\Z)", text, re.DOTALL | re.MULTILINE)
-    return found[1].strip() + "\n" if found else ""
-
-
 def write_pages(app: Any, config: Any) -> None:
     """Write what follows from the code; a page that did not change is left alone."""
     folder = Path(app.srcdir) / "generated"
     pages = {f"api/{room}.rst": _room_page(room, names) for room, names in CATALOGUE.items()}
     pages |= {f"api/{name}.rst": _object_page(name) for name in PUBLIC.values()}
     pages["commands.md"] = _command_line_page()
-    pages["vocabulary.md"] = _vocabulary(Path(app.srcdir).parent)
     (folder / "api").mkdir(parents=True, exist_ok=True)
     for old in (folder / "api").iterdir():
         if f"api/{old.name}" not in pages:

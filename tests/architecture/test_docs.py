@@ -30,7 +30,13 @@ def blocks(path: Path, *kinds: str) -> list[tuple[str, str]]:
 
 
 SITE_PAGES = sorted(DOCS.glob("*.md"))
-PAGES = [*sorted(ROOT.glob("*.md")), *SITE_PAGES, *sorted((DOCS / "templates").glob("*.md"))]
+DECISIONS = sorted((DOCS / "decisions").glob("*.md"))
+PAGES = [
+    *sorted(ROOT.glob("*.md")),
+    *SITE_PAGES,
+    *DECISIONS,
+    *sorted((DOCS / "templates").glob("*.md")),
+]
 LESSONS = [DOCS / "first-fit.md", DOCS / "first-imputation.md"]
 """Pages whose blocks go on from each other; elsewhere each block stands alone."""
 EXAMPLES = [
@@ -181,6 +187,20 @@ def test_every_page_is_reached_from_the_index() -> None:
             inner = re.findall(r"^(?:[^:].* <)?([\w/.-]+)>?$", block, re.MULTILINE)
             waiting += [name for name in inner if name not in reached]
     assert {page.stem for page in SITE_PAGES} - reached == set()
+
+
+def test_every_decision_is_listed_and_says_how_far_it_is_built() -> None:
+    listed = (DOCS / "decisions" / "README.md").read_text(encoding="utf-8")
+    for page in DECISIONS:
+        if page.stem != "README":
+            title, _, status = page.read_text(encoding="utf-8").splitlines()[:3]
+            assert re.match(rf"# {page.stem[:3]}: \S", title), page.name
+            assert re.match(r"\*\d.*20\d\d\. (Accepted|Proposed|Superseded)\b", status), page.name
+            assert f"| [{page.stem[:3]}]({page.name}) |" in listed, page.name
+
+
+def test_the_map_of_the_house_fits_on_a_page() -> None:
+    assert (ROOT / "ARCHITECTURE.md").stat().st_size <= 8192
 
 
 def test_the_first_example_is_ten_lines() -> None:

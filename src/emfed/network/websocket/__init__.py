@@ -2,7 +2,7 @@
 
 The server pushes a question when it has one; the site answers. `listen` is the server's end and
 gives a `Transport`; `join` is a site's end, around `Site`. docs/protocol.md says what a transport
-promises, ARCHITECTURE.md why it is this one.
+promises, docs/decisions/024 why it is this one.
 """
 
 from __future__ import annotations
