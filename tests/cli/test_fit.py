@@ -177,9 +177,9 @@ def test_predictions_come_out_beside_the_rows(emfed_shell: Shell) -> None:
 @pytest.mark.parametrize(
     ("cell", "words"),
     [
-        ("", "line 3: column 'b' is empty, and the model was fitted without missing values"),
-        ("n/a", "line 3: column 'b' is empty"),
-        ("low", "column 'b' holds 'low' in line 3, which is no number: the model was fitted to"),
+        ("", "line 3, column 'b': the cell is empty: the model was fitted without missing values"),
+        ("n/a", "line 3, column 'b': the cell is empty"),
+        ("low", "line 3, column 'b': 'low' is no number: the model was fitted to"),
     ],
 )
 def test_cells_that_a_model_cannot_take_are_told_without_options_of_another_command(

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 import emfed
 from emfed.cli.help import Options
 from emfed.cli.intake import read_workers
-from emfed.cli.tables import listed, read_cells
-from emfed.data.files import numbers, parse_cells
+from emfed.cli.tables import listed
+from emfed.data import Schema, read
+from emfed.data.files import open_cells, open_file
 from tests.cli.shell import Shell
 
 
@@ -25,21 +26,21 @@ def test_quotes_marks_and_other_alphabets(tmp_path: Path) -> None:
     text = '\ufeff"Größe, cm",名前,"say ""hi"""\r\n"1.5",1e3, 2 \r\n-2,NA,\r\n'
     path = tmp_path / "odd.csv"
     path.write_bytes(text.encode())
-    frame = read_cells(str(path))
+    frame = open_file(path).frame
     assert frame.columns == ["Größe, cm", "名前", 'say "hi"']
-    rows = numbers(frame, frame.columns, "odd.csv")
+    rows = read(path).rows
     np.testing.assert_array_equal(rows, [[1.5, 1000, 2], [-2, np.nan, np.nan]])
     assert listed('"Größe, cm", 名前') == ["Größe, cm", "名前"]
     (tmp_path / "odd.csv.gz").write_bytes(gzip.compress(text.encode()))
-    assert read_cells(str(tmp_path / "odd.csv.gz")).equals(frame)
+    assert open_file(tmp_path / "odd.csv.gz").frame.equals(frame)
     (tmp_path / "odd.tsv").write_text("a\tb\n1\t2\n")
-    assert read_cells(str(tmp_path / "odd.tsv")).columns == ["a", "b"]
+    assert open_file(tmp_path / "odd.tsv").columns == ["a", "b"]
 
 
 def test_numbers_are_not_guessed_from_the_first_rows(tmp_path: Path) -> None:
     path = tmp_path / "late.csv"
     path.write_text("a,b\n" + "1,2\n" * 5000 + "1.25,3\n")
-    rows = numbers(read_cells(str(path)), ["a"], "late.csv")
+    rows = read(path, Schema(["a"])).rows
     assert rows[-1, 0] == 1.25
 
 
@@ -47,27 +48,33 @@ def test_numbers_are_not_guessed_from_the_first_rows(tmp_path: Path) -> None:
 def test_numbers_are_read_to_the_last_bit(value: float, tmp_path: Path) -> None:
     path = tmp_path / "x.csv"
     path.write_text(f"a\n{value!r}\n")
-    assert numbers(read_cells(str(path)), ["a"], "x")[0, 0] == float(value)
+    assert read(path).rows[0, 0] == float(value)
 
 
 BAD: dict[str, tuple[str | bytes, str]] = {
-    "empty": ("", "is empty"),
+    "empty": ("", "bad.csv: the file is empty: expected a header"),
     "header only": ("a,b\n", "no rows"),
     "semicolons": ("a;b\n1,5;2,5\n3,5;4,5\n", "parted by ';': say --separator ';' (and --decimal"),
     "bars": ("a|b\n1|2\n3|4\n", "parted by '|': say --separator '|'."),
     "tabs in a csv": ("a\tb\n1\t2\n3\t4\n", "parted by tab: say --separator tab."),
     "spaces": ("a b\n1 2\n3 4\n", "parted by space: say --separator space."),
-    "decimal commas": ('a,b\n"1,5",2\n"-2,5",3\n', "has a decimal comma: say --decimal ,"),
+    "decimal commas": ('a,b\n"1,5",2\n"-2,5",3\n', "has a decimal comma (2 cells): say --decimal , (or"),
     "two of one name": ("a,b,a\n1,2,3\n4,5,6\n", "two columns called 'a'"),
     "two without a name": ("a,,\n1,2,3\n", "two columns without a name"),
-    "words": ("a,b\n1,2\n3,four\n", "'four' in line 3"),
+    "words": ("a,b\n1,2\n3,four\n", "line 3, column 'b': 'four' is no number: write it as one"),
     "a long row": ("a,b\n1,2\n3,4,5\n6,7\n", "line 3: 3 cells, where the header has 2: quote"),
     "cut short": ("a,b,c\n1,2,3\n4,5", "line 3: 2 cells, where the header has 3: the file may be"),
     "a blank line between": ("a,b\n1,2\n\n3,4\n", "line 3: no cell"),
-    "marks of two kinds": ('a,b\n"1,001.5",2\n', "write '1,001.5' as 1001.5, without marks"),
-    "a space in a number": ("a,b\n1 001,2\n", "write '1 001' as 1001, without marks"),
-    "thousand and one": ('a,b\n"1,001",2\n', "is '1,001' the number 1001 or 1.001?"),
-    "thousands": ('a,b\n"1,234,567",2\n', "write '1,234,567' as 1234567"),
+    "marks of two kinds": (
+        'a,b\n"1,001.5",2\n',
+        "'1,001.5' has marks between thousands: write 1001.5",
+    ),
+    "a space in a number": ("a,b\n1 001,2\n", "'1 001' has marks between thousands: write 1001"),
+    "thousand and one": (
+        'a,b\n"1,001",2\n',
+        "'1,001' may be the number 1001 or 1.001: write 1001 if",
+    ),
+    "thousands": ('a,b\n"1,234,567",2\n', "write 1234567"),
     "dates": ("a,b\n2020-01-01,2\n", "such as days since a date"),
     "no header": ("1.5,2\n3,4\n5,6\n", "the first line holds numbers (1.5 ...)"),
     "no header, counts": ("3,0,12\n1,2,3\n", "put a line of names above the rows"),
@@ -76,7 +83,7 @@ BAD: dict[str, tuple[str | bytes, str]] = {
     "half a gzip": (gzip.compress(b"a,b\n1,2\n")[:12], "not a whole .gz file"),
     "latin-1": (
         "gr\xf6\xdfe,b\n1,2\n3,4\n".encode("latin-1"),
-        "line 1 is not UTF-8: save it as UTF-8",
+        "line 1: not UTF-8: save it as UTF-8",
     ),
     "utf-16": ("a,b\n1,2\n".encode("utf-16"), "is UTF-16: save it as UTF-8"),
     "binary": (bytes(range(256)) * 4, ""),
@@ -99,13 +106,13 @@ def test_bad_files_are_refused_in_one_line(name: str, emfed_shell: Shell) -> Non
 def test_a_row_of_numbers_is_never_taken_for_names(row: list[float]) -> None:
     text = (",".join(map(repr, row)) + "\n") * 3
     with pytest.raises(emfed.DataError, match="line of names"):
-        parse_cells(text.encode(), "csv", "x.csv")
+        open_cells(text.encode(), "csv", "x.csv")
 
 
 @pytest.mark.parametrize("names", ["0,1,2", "1990,1991,1995", "a,1.5,2", "5", "x"])
 def test_years_and_places_may_be_names(names: str) -> None:
     row = ",".join("1" for _ in names.split(","))
-    assert parse_cells(f"{names}\n{row}\n".encode(), "csv", "x.csv").columns == names.split(",")
+    assert open_cells(f"{names}\n{row}\n".encode(), "csv", "x.csv").columns == names.split(",")
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
@@ -132,10 +139,10 @@ def test_a_table_without_rows_is_named(emfed_shell: Shell) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["fit", "nowhere.csv"], 1, "there is no file nowhere.csv"),
+        (["fit", "nowhere.csv"], 1, "nowhere.csv: there is no such file"),
         (["fit", "nowhere.parquet"], 1, "nowhere.parquet"),
         (["fit", "wards.ods"], 1, "expected a .csv, .tsv, .xlsx or .parquet"),
-        (["fit", "wards.csv"], 1, "'hospital'"),
+        (["fit", "wards.csv"], 1, "line 2  hospital  'north' is no number (105 cells): choose"),
         (["fit", "wards.csv", "-g", "clinic"], 2, "no column 'clinic'"),
         (["fit", "wards.csv", "--columns", "age,weight"], 2, "no column 'weight'"),
         (["fit", "wards.csv", "--columns", "age,hospital", "-g", "hospital"], 2, "workers"),
@@ -213,7 +220,7 @@ def test_workers_keep_their_names_and_rows_without_one_are_refused(tmp_path: Pat
     intake = read_workers(options(groups="site"), [str(path)])
     assert sorted(intake.workers.names) == ["007", "7", "NA"]
     path.write_text("site,a\n007,1\n,2\n")
-    with pytest.raises(emfed.DataError, match="line 3: no worker"):
+    with pytest.raises(emfed.DataError, match="line 3, column 'site': the row has no worker"):
         read_workers(options(groups="site"), [str(path)])
 
 
@@ -270,7 +277,7 @@ def test_files_are_read_as_they_are_written(name: str, emfed_shell: Shell) -> No
 def test_truth_in_words_is_a_number(tmp_path: Path) -> None:
     path = tmp_path / "x.csv"
     path.write_text("a\nTRUE\nfalse\nNA\n")
-    np.testing.assert_array_equal(numbers(read_cells(str(path)), ["a"], "x")[:, 0], [1, 0, np.nan])
+    np.testing.assert_array_equal(read(path).rows[:, 0], [1, 0, np.nan])
 
 
 def test_sheets_are_read_where_an_engine_is_installed(emfed_shell: Shell) -> None:
@@ -295,7 +302,7 @@ def test_a_second_sheet_of_the_same_columns_is_not_passed_over(tmp_path: Path) -
         for title, header in (("May", "a"), ("June", "a"), ("Notes", "what")):
             book.add_worksheet(title).write_column(0, 0, [header, 1])
     with pytest.raises(emfed.DataError, match="the sheets 'May', 'June' have the same columns"):
-        read_cells(str(tmp_path / "wards.xlsx"))
+        read(tmp_path / "wards.xlsx")
 
 
 @pytest.mark.parametrize(
@@ -319,3 +326,16 @@ def test_a_value_that_a_family_cannot_give_is_named_by_its_line(emfed_shell: She
     code, _, err = emfed_shell("fit", "x.csv", "-g", "site", "--types", "n=poisson", "-k", 1)
     assert code == 1
     assert "worker 'a': line 5, column 'n' is -4.0" in err
+
+
+FAULTY = 'a,b,ward,a\n1,2,icu,4\n3,four,er,4\n4,"1,5",er,4\n5,6\n7,8,home,9\n2,3,er,2\n'
+
+
+def test_the_command_line_prints_the_report_and_gives_it_to_machines(emfed_shell: Shell) -> None:
+    emfed_shell.write("bad.csv", FAULTY)
+    code, out, err = emfed_shell("fit", "bad.csv", "--columns", "a,b", "-k", 1)
+    assert (code, out) == (1, "")
+    assert err.splitlines()[0] == "emfed: bad.csv: 4 faults"
+    code, out, err = emfed_shell("fit", "bad.csv", "--columns", "a,b", "-k", 1, "--json")
+    assert code == 1
+    assert [fault["line"] for fault in json.loads(out)["faults"]] == [1, 3, 4, 5]

@@ -10,10 +10,12 @@ import numpy as np
 
 from emfed.artifacts.result import Result, load
 from emfed.cli.help import Options
-from emfed.cli.tables import PIPE, check_output, form_of, read_cells, write_table
+from emfed.cli.tables import PIPE, check_output, form_of, source_of, write_table
 from emfed.core.errors import DataError, SettingsError
 from emfed.core.protocols import AssignsRows, FillsRows, FloatArray, plural
-from emfed.data.files import FIRST_LINE, NotNumbers, numbers, text_of
+from emfed.data import Column, Schema, read
+from emfed.data.reader import open_tables
+from emfed.data.schema import plain_text
 from emfed.fitting.driver import threads_of
 from emfed.models.markov import HiddenMarkov
 
@@ -134,27 +136,25 @@ def _read(result: Result, options: Options) -> tuple[Any, FloatArray]:
     """All cells, and the columns that the model knows as numbers."""
     if isinstance(result.model, HiddenMarkov):
         raise SettingsError("a hidden Markov model reads sequences: use emfed.load in Python.")
-    data, form = options.data, form_of(options)
-    frame = read_cells(data, form)
+    form = form_of(options)
+    (file,) = open_tables(source_of(options.data), form, as_cells=True).values()
     known = {} if result.facts is None else result.facts.settings.get("categories", {})
-    where = "the input" if data == PIPE else data
     width = result.card["data"]["columns"]
-    if result.columns is None and width != len(frame.columns):
-        raise DataError(f"{where} has {len(frame.columns)} columns; the model knows {width}.")
-    names = _columns_of(result, frame)
-    try:
-        rows = numbers(frame, names, where, known, form)
-    except NotNumbers as error:
-        raise DataError(
-            f"{where}: {error.reason}: the model was fitted to numbers there."
-        ) from None
-    if not result.model.allows_missing and len(holes := np.argwhere(np.isnan(rows))):
-        row, column = map(int, holes[0])
-        raise DataError(
-            f"{where}, line {row + FIRST_LINE}: column {names[column]!r} is empty, and the model "
-            "was fitted without missing values: leave such rows out, or fit it with --missing."
-        )
-    return frame, rows
+    if result.columns is None and width != len(file.columns):
+        raise DataError(f"{file.where} has {len(file.columns)} columns; the model knows {width}.")
+    required = not result.model.allows_missing
+    columns = [
+        Column(name, "category" if name in known else "number", known.get(name), required)
+        for name in (result.columns if result.columns is not None else file.columns)
+    ]
+    fitted = "the model was fitted to numbers there"
+    without = (
+        "the model was fitted without missing values: leave such rows out, or fit it with --missing"
+    )
+    table = read(
+        file, Schema(columns, form=form, otherwise=fitted, if_wrong=fitted, if_empty=without)
+    )
+    return table.cells, table.rows
 
 
 def _beside(frame: Any, told: dict[str, Any]) -> dict[str, Any]:
@@ -179,7 +179,7 @@ def _filled(result: Result, frame: Any, names: Sequence[str], rows: FloatArray) 
             values = [known[name][int(code)] for code in values]
         series = frame[name]
         if series.dtype == pl.String:
-            was = text_of(series).to_list()
+            was = frame.select(plain_text(pl.col(name))).to_series().to_list()
             out[name] = [
                 new if old is None else old for old, new in zip(was, map(str, values), strict=True)
             ]

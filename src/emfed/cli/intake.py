@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from emfed.cli.help import Options
-from emfed.cli.tables import PIPE, form_of, listed, read_cells
+from emfed.cli.tables import PIPE, form_of, listed, source_of
 from emfed.core.errors import DataError, SettingsError
-from emfed.data.files import FIRST_LINE, TextForm, file_format, numbers, text_of
-from emfed.data.reading import levels
-from emfed.data.sources import ParquetRows, parquet_schema
-from emfed.data.workers import as_workers, of_file
+from emfed.data import Column, Schema, read
+from emfed.data.reader import open_tables
 from emfed.models import Categorical, Poisson
 
 FAMILIES = ("gaussian", "poisson", "bernoulli", "categorical", "exponential", "gamma", "exposure")
+
+OTHERWISE = (
+    "choose others with --columns, name it as the workers' with --groups, or say "
+    "--types {name}=categorical"
+)
+"""What to do about a column that holds no numbers."""
 
 
 @dataclass(frozen=True)
@@ -43,35 +43,18 @@ def read_workers(options: Options, paths: Sequence[str], types: str | None = Non
         )
     chosen = None if options.columns is None else listed(options.columns)
     given = parse_types(types)
-    if all(Path(p).suffix.lower() == ".parquet" for p in paths) and not given:
-        return _parquet(paths, groups, chosen)
-    frames = {name: read_cells(path, form) for name, path in zip(_names(paths), paths, strict=True)}
-    first = next(iter(frames.values()))
-    wanted = chosen or [name for name in first.columns if name != groups]
-    _check_names(wanted, first.columns, groups, given, paths[0])
-    categories = _categories(given, list(frames.values()))
-    tables = {
-        name: _table(frame, wanted, path, categories, form)
-        for (name, frame), path in zip(frames.items(), paths, strict=True)
-    }
-    only = next(iter(tables.values()))
-    if groups is not None:
-        workers = as_workers(only, _labels(first[groups], groups, paths[0]))
-    else:
-        workers = as_workers(tables if len(tables) > 1 else only)
-    if all(path == PIPE or file_format(Path(path)) != "parquet" for path in paths):
-        workers = of_file(workers, FIRST_LINE)
-    families = {name: _family(name, said, categories) for name, said in given.items()}
-    return Intake(workers, tuple(wanted), families, categories)
-
-
-def _categories(given: Mapping[str, str], frames: Sequence[Any]) -> dict[str, Any]:
-    """Collect the words of every categorical column over all files."""
-    return {
-        name: levels([text_of(frame[name]) for frame in frames if name in frame.columns])
-        for name, family in given.items()
-        if family == "categorical"
-    }
+    sources = [source_of(path) for path in paths]
+    files = open_tables(sources, form, as_cells=bool(given))
+    have = next(iter(files.values())).columns
+    wanted = chosen or [name for name in have if name != groups]
+    _check_names(wanted, have, groups, given, paths[0])
+    columns = [
+        Column(name, "category" if given.get(name) == "categorical" else "number")
+        for name in wanted
+    ]
+    table = read(files, Schema(columns, groups, form=form, otherwise=OTHERWISE))
+    families = {name: _family(name, said, table.levels) for name, said in given.items()}
+    return Intake(table.workers, tuple(wanted), families, table.levels)
 
 
 def parse_types(types: str | None) -> dict[str, str]:
@@ -89,30 +72,6 @@ def parse_types(types: str | None) -> dict[str, str]:
         if exposure:
             found[exposure] = "exposure"
     return found
-
-
-def _names(paths: Sequence[str]) -> list[str]:
-    """Workers are called like their files; by the whole path where two are alike."""
-    stems = [Path(path).name.split(".")[0] for path in paths]
-    twice = Counter(paths).most_common(1)[0]
-    if twice[1] > 1:
-        raise SettingsError(f"the file {twice[0]} was given twice.")
-    return stems if len(set(stems)) == len(stems) else list(paths)
-
-
-def _parquet(paths: Sequence[str], groups: str | None, chosen: list[str] | None) -> Intake:
-    """Parquet files stay where they are if they are large."""
-    for path in paths:
-        if not Path(path).is_file():
-            raise DataError(f"there is no file {path}.")
-    have = list(parquet_schema(Path(paths[0])))
-    wanted = chosen or [name for name in have if name != groups]
-    _check_names(wanted, have, groups, {}, paths[0])
-    sources = [ParquetRows(path, wanted) for path in paths]
-    if groups is not None:
-        return Intake(as_workers(sources[0], groups), tuple(wanted))
-    tables = dict(zip(_names(paths), sources, strict=True))
-    return Intake(as_workers(tables if len(tables) > 1 else sources[0]), tuple(wanted))
 
 
 def _check_names(
@@ -134,24 +93,6 @@ def _check_names(
         raise SettingsError(f"--columns names {groups!r}, which is the column of workers.")
     if not wanted:
         raise DataError(f"{where} has no column beside the one of workers.")
-
-
-def _table(frame: Any, wanted: Sequence[str], where: str, categories: Any, form: TextForm) -> Any:
-    import polars as pl
-
-    return pl.DataFrame(numbers(frame, wanted, where, categories, form), schema=list(wanted))
-
-
-def _labels(series: Any, groups: str, where: str) -> Any:
-    """The worker of each row, as it is written."""
-    import polars as pl
-
-    labels = series.cast(pl.String)
-    missing = labels.is_null() | (labels == "")
-    if missing.any():
-        line = int(missing.arg_max() or 0) + FIRST_LINE
-        raise DataError(f"{where}, line {line}: no worker in column {groups!r}.")
-    return np.array(labels.to_list())
 
 
 def _family(name: str, said: str, categories: Mapping[str, Sequence[str]]) -> Any:

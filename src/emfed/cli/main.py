@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 import warnings
@@ -440,6 +441,8 @@ def main(arguments: list[str] | None = None) -> None:
     except ParticipationError as error:
         _fail(str(error), EXIT_TOO_FEW)
     except EmfedError as error:
+        if (report := getattr(error, "report", None)) is not None:
+            _tell_faults(report, "--json" in given)
         _fail(spoken(str(error)) if own else str(error), EXIT_ERROR)
     except OSError as error:
         where = f": {error.filename}" if error.filename else ""
@@ -472,6 +475,16 @@ def _complain_of_usage(error: Any) -> NoReturn:
     sentences = dict.fromkeys(re.split(r"(?<=[.?!])\s+", error.format_message().strip()))
     words = " ".join(sentences)
     _fail(f"{words}{'' if words.endswith(('.', '?', '!')) else '.'} See {path} --help.", EXIT_USAGE)
+
+
+def _tell_faults(report: Any, as_json: bool) -> NoReturn:
+    """All faults of the tables: a table on stderr, or JSON on stdout."""
+    if as_json:
+        typer.echo(json.dumps({"error": "faults", **report.as_json()}))
+    lines = str(report).split("\n")
+    for number, line in enumerate(lines):
+        typer.echo(f"{'' if number else 'emfed: '}{spoken(line)}", err=True)
+    sys.exit(EXIT_ERROR)
 
 
 def _fail(message: str, code: int) -> NoReturn:

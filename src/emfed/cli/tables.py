@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from emfed.cli.help import EXIT_CLOSED_PIPE, Options, option
-from emfed.core.errors import DataError, SettingsError
+from emfed.core.errors import SettingsError
 
 PIPE = "-"
 READ = "How text files are written"
@@ -31,18 +31,9 @@ def form_of(options: Options) -> Any:
     return TextForm(options.separator, options.decimal, options.encoding)
 
 
-def read_cells(path: str, form: Any = None) -> Any:
-    """A file, or what is piped in for ``-``, as a polars frame."""
-    from emfed.data import files
-
-    form = form or files.PLAIN
-    if path != PIPE:
-        return files.read_cells(Path(path), form)
-    content = sys.stdin.buffer.read()
-    if not content:
-        raise DataError("the input is empty: expected CSV, Excel or Parquet on the pipe.")
-    kind = {b"PAR1": "parquet", b"PK\x03\x04": "xlsx"}.get(content[:4], "csv")
-    return files.parse_cells(content, kind, "the input", form)
+def source_of(path: str) -> Path | bytes:
+    """A file, or what is piped in for ``-``."""
+    return sys.stdin.buffer.read() if path == PIPE else Path(path)
 
 
 def safe(text: str) -> str:

@@ -14,7 +14,7 @@ import re
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
@@ -22,8 +22,7 @@ from typing import Any, final
 import numpy as np
 
 from emfed.core.errors import DataError, ExtraError, SettingsError
-from emfed.core.protocols import FloatArray
-from emfed.data.reading import codes
+from emfed.data.faults import FaultyTable, TableFault, refuse
 from emfed.data.sources import (
     ParquetRows,
     check_columns,
@@ -99,23 +98,68 @@ def file_format(path: Path) -> str:
     suffixes = [s.lower() for s in path.suffixes if s.lower() != ".gz"]
     kind = suffixes[-1][1:] if suffixes else ""
     if kind not in ENDINGS:
-        raise DataError(f"{path}: expected a .csv, .tsv, .xlsx or .parquet file (or - for a pipe).")
+        hint = "expected a .csv, .tsv, .xlsx or .parquet file (or - for a pipe)"
+        raise refuse(str(path), "a file of an unknown kind", hint)
     return kind
 
 
-def read_cells(path: Path, form: TextForm = PLAIN) -> Any:
-    """A file as a polars frame; cells of a text file are text."""
+@final
+@dataclass(frozen=True, eq=False)
+class FileCells:
+    """A file whose cells are as they were written, and what is wrong with its form."""
+
+    frame: Any
+    """Of polars; the cells of a text file are text."""
+    where: str
+    form: TextForm = PLAIN
+    first_line: int | None = FIRST_LINE
+    """The line of the first row; None where a file has no lines."""
+    faults: tuple[TableFault, ...] = ()
+    lines: Sequence[int] | None = None
+    """The line of each row, where cells of several lines part them."""
+
+    @property
+    def columns(self) -> list[str]:
+        """The names of the columns."""
+        return list(self.frame.columns)
+
+    def fault(
+        self,
+        row: int,
+        column: str,
+        problem: str,
+        hint: str,
+        value: str | None = None,
+        times: int = 1,
+    ) -> TableFault:
+        """What is wrong with a cell."""
+        line = None
+        if self.first_line is not None:
+            line = row + self.first_line if self.lines is None else self.lines[row]
+        place = row if line is None else None
+        return TableFault(self.where, problem, hint, line, place, column, value, times)
+
+
+def open_file(path: Path, form: TextForm = PLAIN) -> FileCells:
+    """Read the cells of a file: CSV, TSV, Excel or Parquet."""
     kind = file_format(path)
     if not path.is_file():
-        raise DataError(f"there is no file {path}.")
+        raise refuse(str(path), "there is no such file", "look at the name and the folder")
     if path.stat().st_size == 0:
-        raise DataError(f"{path} is empty: expected a header and rows.")
-    content: Any = path if kind == "parquet" else path.read_bytes()
-    return parse_cells(content, kind, str(path), form)
+        raise refuse(str(path), "the file is empty", "expected a header and rows")
+    return open_cells(path if kind == "parquet" else path.read_bytes(), kind, str(path), form)
 
 
-def parse_cells(content: Any, kind: str, where: str, form: TextForm = PLAIN) -> Any:
-    """The same of bytes that were read already (of Parquet, also a path)."""
+def open_bytes(content: bytes, form: TextForm = PLAIN, where: str = "the input") -> FileCells:
+    """Read the cells of a file from its bytes, whose format the first of them tell."""
+    if not content:
+        raise refuse(where, "it is empty", "expected CSV, Excel or Parquet")
+    kind = {b"PAR1": "parquet", b"PK\x03\x04": "xlsx"}.get(content[:4], "csv")
+    return open_cells(content, kind, where, form)
+
+
+def open_cells(content: Any, kind: str, where: str, form: TextForm = PLAIN) -> FileCells:
+    """The same of content of a known format: bytes, or of Parquet also a path."""
     import polars as pl
     from polars.exceptions import PolarsError
 
@@ -126,20 +170,20 @@ def parse_cells(content: Any, kind: str, where: str, form: TextForm = PLAIN) -> 
             schema = pl.scan_parquet(source, **glob).collect_schema()
             check_columns(len(schema), where)
             check_fits(8 * len(schema) * parquet_rows(source), where)
-            frame = pl.read_parquet(source, **glob)
+            found = FileCells(pl.read_parquet(source, **glob), where, form, None)
         elif kind == "xlsx":
-            frame = _read_sheet(content, where)
+            found = _read_sheet(content, where)
         else:
-            frame = _read_text(content, form.separator or "\t,"[kind == "csv"], where, form)
+            found = _read_text(content, form.separator or "\t,"[kind == "csv"], where, form)
     except PolarsError as error:
         first = str(error).strip().split("\n")[0]
-        raise DataError(f"{where}: not a readable {kind} file ({first}).") from None
-    if frame.height == 0:
-        raise DataError(f"{where} has a header but no rows.")
-    return frame
+        raise refuse(where, f"not a readable {kind} file ({first})", "write it anew") from None
+    if found.frame.height == 0:
+        raise refuse(where, "it has a header but no rows", "expected at least one")
+    return found
 
 
-def _read_sheet(content: bytes, where: str) -> Any:
+def _read_sheet(content: bytes, where: str) -> FileCells:
     """The first sheet of an Excel file, by whichever engine is installed."""
     import polars as pl
     from polars.exceptions import PolarsError
@@ -160,7 +204,7 @@ def _read_sheet(content: bytes, where: str) -> Any:
                 infer_schema_length=0,
                 raise_if_empty=False,
             )
-            names = _names(_one_header(sheets, where), where)
+            names, faults = _names(_one_header(sheets, where), where)
             frame: Any = pl.read_excel(
                 io.BytesIO(content), engine=engine, infer_schema_length=None, drop_empty_rows=False
             )
@@ -172,7 +216,7 @@ def _read_sheet(content: bytes, where: str) -> Any:
             first = str(error).split("\n")[0]
             raise DataError(f"{where}: not a readable Excel file ({first}).") from None
         frame.columns = names
-        return frame
+        return FileCells(frame, where, faults=faults)
     raise ExtraError(
         f"{where}: reading .xlsx takes an engine: pip install fastexcel, or save it as CSV."
     )
@@ -210,20 +254,18 @@ def _decoded(content: bytes, form: TextForm, where: str) -> str:
         try:
             content = _unpacked(content, where)
         except (OSError, EOFError, zlib.error) as error:
-            raise DataError(f"{where}: not a whole .gz file ({error}).") from None
+            raise refuse(where, f"not a whole .gz file ({error})", "copy it again") from None
     wide = content[:2] in (b"\xff\xfe", b"\xfe\xff") and form.encoding == PLAIN.encoding
     try:
         text = "" if wide else content.decode(form.encoding)
     except UnicodeDecodeError as error:
         line = content[: error.start].count(b"\n") + 1
-        raise DataError(
-            f"{where}: line {line} is not {form.encoding.upper()}: save it as UTF-8, or say "
-            "--encoding latin-1 (or cp1252, utf-16: as it was written)."
-        ) from None
+        hint = "save it as UTF-8, or say --encoding latin-1 (or cp1252, utf-16: as it was written)"
+        raise refuse(where, f"not {form.encoding.upper()}", hint, line=line) from None
     if wide:
-        raise DataError(f"{where} is UTF-16: save it as UTF-8, or say --encoding utf-16.")
+        raise refuse(where, "it is UTF-16", "save it as UTF-8, or say --encoding utf-16")
     if "\0" in text:
-        raise DataError(f"{where} is not a text file: it holds zero bytes.")
+        raise refuse(where, "not a text file", "it holds zero bytes")
     text = _without_blank_end(text.removeprefix("\ufeff"))
     return text if "\n" in text else text.replace("\r", "\n")  # lines as old Macs end them
 
@@ -235,8 +277,8 @@ def _without_blank_end(text: str) -> str:
     return text[:end] + (lines[0] if lines else "")  # spaces of the last row stay
 
 
-def _read_text(content: bytes, separator: str, where: str, form: TextForm) -> Any:
-    """All cells as text under the header's own names, none of them twice."""
+def _read_text(content: bytes, separator: str, where: str, form: TextForm) -> FileCells:
+    """All cells as text under the header's own names."""
     import polars as pl
 
     text = _decoded(content, form, where)
@@ -246,21 +288,27 @@ def _read_text(content: bytes, separator: str, where: str, form: TextForm) -> An
         word = {"\t": "tab", " ": "space"}.get(other, f"'{other}'")
         more = " (and --decimal , if it writes 1,5 for one and a half)" if other == ";" else ""
         if other == ";" or _columns_of(text, other) > 1:  # a name may hold a space or a bar
-            raise DataError(
-                f"{where}: its columns seem to be parted by {word}: say --separator {word}{more}."
-            )
-    names = _names(head, where)
+            problem = f"its columns seem to be parted by {word}"
+            raise refuse(where, problem, f"say --separator {word}{more}")
+    names, faults = _names(head, where)
     source = io.BytesIO(text.encode())
     options: dict[str, Any] = {"separator": separator, "infer_schema": False, "glob": False}
     try:
         frame = pl.read_csv(source, has_header=True, **options)
+        whole = len(names) == 1 or not frame.height or not frame.to_series(-1).null_count()
     except pl.exceptions.ComputeError:
-        _check_lengths(text, separator, len(names), where)
-        raise
-    if frame.height and len(names) > 1 and frame.to_series(-1).null_count():
-        _check_lengths(text, separator, len(names), where)  # polars fills up short rows
+        frame, whole = None, False
+    if not whole:  # polars fills up short rows
+        faults += tuple(_ragged(text, separator, len(names), where))
+    if frame is None:
+        source.seek(0)
+        frame = pl.read_csv(source, has_header=True, truncate_ragged_lines=True, **options)
     frame.columns = names
-    return frame
+    lines = None
+    if text.count("\n") != frame.height and '"' in text:  # some cell has several lines
+        ends = [line for line, _ in _lines(text, separator, where)]
+        lines = [end + 1 for end in ends[:-1]]
+    return FileCells(frame, where, form, FIRST_LINE, faults, lines)
 
 
 def _columns_of(text: str, separator: str) -> int:
@@ -277,18 +325,24 @@ def _lines(text: str, separator: str, where: str) -> Iterator[tuple[int, list[st
             yield reader.line_num, row
     except csv.Error as error:  # say, a quote that is not closed swallows the file
         line = reader.line_num or 1
-        raise DataError(f"{where}, line {line}: no readable row ({error}).") from None
+        hint = "a quote may not be closed, or a line end in another way than the rest"
+        raise refuse(where, f"no readable row ({error})", hint, line=line) from None
 
 
-def _names(head: Sequence[str], where: str) -> list[str]:
+def _names(head: Sequence[str], where: str) -> tuple[list[str], tuple[TableFault, ...]]:
+    """The names of the columns, each once, and those that the header has twice."""
     check_columns(len(head), where)
     names = [name.removeprefix("\ufeff").strip() for name in head]
-    for name, times in Counter(names).items():
-        if times > 1:
-            what = f"two columns called {name!r}" if name else "two columns without a name"
-            raise DataError(f"{where} has {what}: give each its own.")
     _check_header(names, where)
-    return names
+    faults, seen = [], Counter[str]()
+    for place, name in enumerate(names):
+        seen[name] += 1
+        if seen[name] == 2:
+            what = f"two columns called {name!r}" if name else "two columns without a name"
+            faults.append(TableFault(where, what, "give each its own", 1, column=name or None))
+        if seen[name] > 1:
+            names[place] = f"{name} ({seen[name]})"
+    return names, tuple(faults)
 
 
 def _check_header(names: Sequence[str], where: str) -> None:
@@ -299,143 +353,29 @@ def _check_header(names: Sequence[str], where: str) -> None:
     else:
         numbers_alone = all(_NUMBER.fullmatch(name) for name in names)
     if numbers_alone:
-        raise DataError(
-            f"{where}: the first line holds numbers ({names[0]} ...), no names of columns: put a "
-            "line of names above the rows."
-        )
+        problem = f"the first line holds numbers ({names[0]} ...), no names of columns"
+        raise refuse(where, problem, "put a line of names above the rows")
 
 
-_FEW = 0.05
-"""Cells that are no numbers, for each one that is, up to which a column is taken for one of numbers
-with slips of the pen."""
 _NUMBER = re.compile(r"[+-]?(\d+[.,]?\d*|[.,]\d+)([eE][+-]?\d+)?")
-_DATE = re.compile(r"\d{1,4}([-/.])\d{1,2}\1\d{1,4}|\b(Date|Datetime|Duration|Time)\b")
 
 
-def _check_lengths(text: str, separator: str, width: int, where: str) -> None:
-    """Name the first row that has other cells than the header."""
-    for line, row in _lines(text, separator, where):
-        if len(row) != width:
-            what = f"{len(row)} cells" if len(row) > 1 else "one cell" if row else "no cell"
-            hint = (
-                "quote cells that hold the separator"
-                if len(row) > width
-                else "the file may be cut short, or a quote not closed; an empty cell needs its "
-                "separator, too"
-            )
-            raise DataError(f"{where}, line {line}: {what}, where the header has {width}: {hint}.")
-
-
-def numbers(
-    frame: Any,
-    columns: Sequence[str],
-    where: str,
-    categories: Mapping[str, Sequence[str]] | None = None,
-    form: TextForm = PLAIN,
-) -> FloatArray:
-    """These columns as float64, missing values as NaN, categories as their codes."""
-    categories = categories or form.words
-    if absent := [name for name in columns if name not in frame.columns]:
-        raise DataError(f"{where} has no column {absent[0]!r}; it has {list(frame.columns)}.")
-    parts = [
-        codes(text_of(frame[name]), categories[name], f"{where}: column {name!r}", FIRST_LINE)
-        if name in categories
-        else _column(frame[name], where, form)
-        for name in columns
-    ]
-    return np.stack(parts, axis=1) if parts else np.empty((frame.height, 0))
-
-
-def _column(series: Any, where: str, form: TextForm) -> FloatArray:
-    import polars as pl
-
-    if series.dtype != pl.String:
-        if not (series.dtype.is_numeric() or series.dtype in (pl.Boolean, pl.Null)):
-            raise NotNumbers(series.name, f"{series.dtype}", where)
-        return series.cast(pl.Float64).fill_null(float("nan")).to_numpy()
-    text = series.str.strip_chars()
-    missing = text.is_null() | text.is_in(list(MISSING))
-    truth = text.str.to_lowercase().replace_strict({"true": 1.0, "false": 0.0}, default=None)
-    if (truth.is_not_null() | missing).all():
-        return truth.cast(pl.Float64).fill_null(float("nan")).to_numpy()
-    values = text
-    if form.decimal == ",":  # a point is then no part of a number
-        values = text.str.replace_all(".", " ", literal=True).str.replace(",", ".", literal=True)
-    values = values.cast(pl.Float64, strict=False)
-    bad = values.is_null() & ~missing
-    if bad.any():
-        row = int(bad.arg_max() or 0)
-        place, cell = f"line {row + FIRST_LINE}", str(text[row])
-        rare = int(bad.sum()) <= _FEW * int(values.is_not_null().sum())
-        raise _marked(series.name, cell, place, where, form) or NotNumbers(
-            series.name, f"{cell[:40]!r} in {place}", where, rare
-        )
-    return values.fill_null(float("nan")).to_numpy()
-
-
-def _marked(name: str, cell: str, place: str, where: str, form: TextForm) -> DataError | None:
-    """What to say of a number with the mark that is not the decimal one; None if it is no number.
-
-    1,001 is a thousand and one to some and one and a thousandth to others: nobody guesses.
-    """
-    mark, word = (",", "comma") if form.decimal == "." else (".", "point")
-    if found := re.fullmatch(rf"([+-]?\d{{1,3}}([{mark} '\u00a0\u2019\u202f])\d{{3}}.*)", cell):
-        plain = cell.replace(found[2], "")
-        if re.fullmatch(rf"[+-]?\d+[{form.decimal}]?\d*", plain) and (
-            found[2] != mark or form.decimal in plain
-        ):
-            told = f"write {cell!r} as {plain}, without marks between thousands"
-            return DataError(f"{where}, {place}, column {name!r}: {told}.")
-    whole, *groups = cell.lstrip("+-").split(mark)
-    if not (groups and whole.isdigit() and all(part.isdigit() for part in groups)):
-        return None
-    here, plain = f"{where}, {place}, column {name!r}", whole + "".join(groups)
-    if len(groups) > 1:
-        return DataError(f"{here}: write {cell!r} as {plain}, without marks between thousands.")
-    other = "say --decimal ," if mark == "," else "leave --decimal out"
-    if len(groups[0]) == 3 and len(whole) <= 3:
-        return DataError(
-            f"{here}: is {cell!r} the number {plain} or {whole}.{groups[0]}? Write {plain} if it "
-            f"is the first; {other} if it is the second."
-        )
-    return DataError(f"{here}: {cell!r} has a decimal {word}: {other}, or write it otherwise.")
-
-
-@final
-class NotNumbers(DataError):
-    """A column that holds something else."""
-
-    def __init__(self, name: str, what: str, where: str, rare: bool = False) -> None:
-        """``rare``: nearly all of its cells hold numbers."""
-        self.reason = f"column {name!r} holds {what}, which is no number"
-        if _DATE.search(what):
-            advice = (
-                "Turn it into a number, such as days since a date, or choose others with --columns"
-            )
-        elif rare:
-            advice = "Nearly all of its cells are numbers: write this one as a number, or leave it "
-            advice += "empty and say --missing if its value is not known"
-        else:
-            advice = "Choose others with --columns, name it as the workers' with --groups, or say "
-            advice += f"--types {name}=categorical"
-        super().__init__(f"{where}: {self.reason}. {advice}.")
-
-
-def without_numbers(path: Path) -> dict[str, str]:
-    """Columns of a Parquet file that hold no numbers, and why."""
-    return {
-        name: f"column {name!r} holds {kind}, which is no number"
-        for name, kind in parquet_schema(path).items()
-        if not (kind.is_numeric() or str(kind) in ("Boolean", "Null"))
-    }
-
-
-def text_of(series: Any) -> Any:
-    """A column as text, None where a value is missing."""
-    import polars as pl
-
-    text = series.cast(pl.String).str.strip_chars()
-    return text.set(text.is_in(list(MISSING)), None)
+def _ragged(text: str, separator: str, width: int, where: str) -> Iterator[TableFault]:
+    """Rows that have other cells than the header, and where no row can be read any more."""
+    rows = _lines(text, separator, where)
+    try:
+        for line, row in rows:
+            if len(row) != width:
+                what = f"{len(row)} cells" if len(row) > 1 else "one cell" if row else "no cell"
+                hint = (
+                    "quote cells that hold the separator"
+                    if len(row) > width
+                    else "the file may be cut short, or a quote not closed; an empty cell needs "
+                    "its separator, too"
+                )
+                yield TableFault(where, f"{what}, where the header has {width}", hint, line)
+    except FaultyTable as error:
+        yield from error.report.faults
 
 
 def parquet_workers(

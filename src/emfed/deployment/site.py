@@ -29,18 +29,9 @@ from emfed.core.wire import (
     peek,
     seal_refusal,
 )
-from emfed.data import ParquetRows, WorkerData
-from emfed.data.files import (
-    FIRST_LINE,
-    PLAIN,
-    NotNumbers,
-    TextForm,
-    file_format,
-    numbers,
-    read_cells,
-    without_numbers,
-)
-from emfed.data.sources import parquet_schema
+from emfed.data import Column, ParquetRows, Schema, Source, WorkerData, read
+from emfed.data.files import PLAIN, TextForm
+from emfed.data.reader import open_tables
 from emfed.data.workers import as_workers, of_file
 from emfed.deployment.approval import check_approved
 from emfed.fitting.serving import rehearse
@@ -92,33 +83,27 @@ def prepare(
     that ``form`` lists become codes, whatever the kind of file. With the secret ``seal`` the site's
     copy is encrypted, and held in memory while it is used.
     """
-    if not data.exists():
-        raise SettingsError(f"{data}: there is no such file.")
-    kind = file_format(data)
-    if kind == "parquet" and not form.words:
-        left = without_numbers(data)
-        wanted = columns or [name for name in parquet_schema(data) if name not in left]
-        ParquetRows(data, wanted)
-        about = {"parquet": str(data.resolve()), "columns": wanted, "left_out": left}
-        return about | _sealed(seal)
-    frame, left = read_cells(data, form), {}
-    if absent := [name for name in form.words if name not in (columns or frame.columns)]:
+    (file,) = open_tables(data, form, as_cells=bool(form.words)).values()
+    wanted = columns or file.columns
+    if absent := [name for name in form.words if name not in wanted]:
         raise SettingsError(f"--categories names {absent[0]!r}, which is no column that is used.")
-    wanted, parts = columns or list(frame.columns), []
-    for name in wanted:
-        try:
-            parts.append(numbers(frame, [name], str(data), None, form))
-        except NotNumbers as error:
-            if columns is not None:
-                raise DataError(f"{data}: {error.reason}: leave it out of --columns.") from None
-            left[name] = error.reason
-    if not parts:
-        raise DataError(f"{data}: no column holds numbers: {next(iter(left.values()))}.")
-    rows, names = np.concatenate(parts, axis=1), [name for name in wanted if name not in left]
+    schema = Schema(
+        [
+            Column(name, "category" if name in form.words else "number", form.words.get(name))
+            for name in wanted
+        ],
+        form=form,
+        leave_out=columns is None,
+        otherwise="leave it out of --columns",
+    )
+    table = read(file, schema)
+    about = {"columns": list(table.columns or ()), "left_out": dict(table.left_out)}
+    about |= {} if seal is None else {"seal": str(seal.resolve())}
+    if isinstance(table.rows, Source):
+        return {"parquet": str(data.resolve())} | about
     path = (folder / "rows.npy").resolve()
-    _write_rows(path, rows, seal)
-    about = {"rows": str(path), "columns": names, "left_out": left}
-    return about | {"first_line": FIRST_LINE} | _sealed(seal)
+    _write_rows(path, table.rows, seal)
+    return {"rows": str(path), "first_line": table.first_line} | about
 
 
 def _write_rows(path: Path, rows: FloatArray, seal: Path | None) -> None:
@@ -136,10 +121,6 @@ def _write_rows(path: Path, rows: FloatArray, seal: Path | None) -> None:
         file.flush()
         os.fsync(file.fileno())
     beside.replace(path)
-
-
-def _sealed(seal: Path | None) -> dict[str, str]:
-    return {} if seal is None else {"seal": str(seal.resolve())}
 
 
 def _disk(about: Mapping[str, Any]) -> Disk:

@@ -1,0 +1,189 @@
+"""All that is wrong with a table, told at once: file, line, column, value, what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Any, final
+
+from emfed.core.errors import DataError
+
+SHOWN = 10
+"""Faults that a message shows; a screen has some 25 lines. No measurement chose it."""
+KEPT = 1000
+"""Faults of one column or file that a report holds for machines, so that a file of any size has a
+report of a few hundred kilobytes; the total counts all."""
+WIDEST = 40
+"""Characters of a cell that a message shows."""
+
+
+@final
+@dataclass(frozen=True)
+class TableFault:
+    """One thing that is wrong with a table, and what to do about it.
+
+    Parameters
+    ----------
+    file : str
+        The file, or what the table is called.
+    problem : str
+        What is wrong; it follows the value where there is one, as in ``'four' is no number``.
+    hint : str
+        What to do.
+    line : int, optional
+        The line of a text file as an editor counts it: the header is line 1.
+    row : int, optional
+        Where there are no lines, the row, counted from 0.
+    column : str, optional
+        The column.
+    value : str, optional
+        The cell as it was written.
+    times : int
+        How many cells of the column have this fault; the first is shown.
+
+    Examples
+    --------
+    >>> from emfed.data import TableFault
+    >>> print(TableFault("a.csv", "is no number", "write it as one", 3, None, "b", "four"))
+    a.csv, line 3, column 'b': 'four' is no number: write it as one.
+    """
+
+    file: str
+    problem: str
+    hint: str
+    line: int | None = None
+    row: int | None = None
+    column: str | None = None
+    value: str | None = None
+    times: int = 1
+
+    @property
+    def place(self) -> str:
+        """The line or the row, as messages say it."""
+        if self.line is not None:
+            return f"line {self.line}"
+        return "" if self.row is None else f"row {self.row}"
+
+    @property
+    def words(self) -> str:
+        """What is wrong and what to do, without the place."""
+        cell = "" if self.value is None else f"{self.value[:WIDEST]!r} "
+        more = f" ({self.times} cells)" if self.times > 1 else ""
+        return f"{cell}{self.problem}{more}: {self.hint}"
+
+    def __str__(self) -> str:
+        column = "" if self.column is None else f"column {self.column!r}"
+        where = ", ".join(part for part in (self.file, self.place, column) if part)
+        return f"{where}: {self.words}."
+
+
+@final
+@dataclass(frozen=True)
+class FaultReport:
+    """All faults of one table or several, in the order of files and lines.
+
+    Parameters
+    ----------
+    faults : tuple of TableFault
+        The faults; of a column with very many, the first.
+    total : int
+        The number of all faults.
+
+    Examples
+    --------
+    >>> from emfed.data import FaultReport, TableFault
+    >>> report = FaultReport((TableFault("a.csv", "it is empty", "expected rows"),), 1)
+    >>> report.as_json()["total"]
+    1
+    """
+
+    faults: tuple[TableFault, ...]
+    total: int
+
+    def __str__(self) -> str:
+        if self.total == 1:
+            return str(self.faults[0])
+        files = {fault.file for fault in self.faults}
+        head = ("file",) if len(files) > 1 else ()
+        rows = [(*head, "where", "column", "what is wrong, and what to do")]
+        for fault in self.faults[:SHOWN]:
+            file = (fault.file,) if head else ()
+            rows.append((*file, fault.place, fault.column or "", fault.words))
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        widths[-1] = 0
+        lines = [
+            "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+            for row in rows
+        ]
+        of = next(iter(files)) if not head else f"{len(files)} files"
+        if self.total > SHOWN:
+            lines.append(f"  and {self.total - SHOWN} faults more")
+        return "\n".join([f"{of}: {self.total} faults", *lines])
+
+    def as_json(self) -> dict[str, Any]:
+        """The report for machines: ``total``, and ``faults`` as a list of objects."""
+        return {"total": self.total, "faults": [asdict(fault) for fault in self.faults]}
+
+
+@final
+class FaultyTable(DataError):
+    """A table cannot be used; ``report`` has all that is wrong with it.
+
+    Examples
+    --------
+    >>> import emfed
+    >>> try:
+    ...     emfed.data.read(b"a,b\\n1,2\\n3,four\\n")
+    ... except emfed.data.FaultyTable as error:
+    ...     print(error.report.faults[0].line, error.report.faults[0].value)
+    3 four
+    """
+
+    def __init__(self, report: FaultReport) -> None:
+        self.report = report
+        super().__init__(str(report))
+
+    def __reduce__(self) -> Any:
+        return type(self), (self.report,)
+
+
+@final
+@dataclass
+class Faults:
+    """Faults as they are found; `check` raises if there are any."""
+
+    found: list[TableFault] = field(default_factory=list)
+    total: int = 0
+
+    def add(self, faults: Iterable[TableFault]) -> None:
+        """Note faults of one column or of a file's form: the first of very many."""
+        for number, fault in enumerate(faults):
+            self.total += 1
+            if number < KEPT:
+                self.found.append(fault)
+
+    @contextmanager
+    def collecting(self) -> Iterator[None]:
+        """Within, a table that cannot be read ends its own reading alone."""
+        try:
+            yield
+        except FaultyTable as error:
+            self.found += error.report.faults
+            self.total += error.report.total
+
+    def report(self) -> FaultReport:
+        """What was found, file by file in the order of lines."""
+        files = list(dict.fromkeys(fault.file for fault in self.found))
+        found = sorted(self.found, key=lambda f: (files.index(f.file), f.line or f.row or 0))
+        return FaultReport(tuple(found), self.total)
+
+    def check(self) -> None:
+        """Raise `FaultyTable` if anything was found."""
+        if self.found:
+            raise FaultyTable(self.report())
+
+
+def refuse(file: str, problem: str, hint: str, **place: Any) -> FaultyTable:
+    """The error of a table with one fault."""
+    return FaultyTable(FaultReport((TableFault(file, problem, hint, **place),), 1))
