@@ -199,6 +199,13 @@ def test_every_decision_is_listed_and_says_how_far_it_is_built() -> None:
             assert f"| [{page.stem[:3]}]({page.name}) |" in listed, page.name
 
 
+def test_decisions_that_the_code_names_exist() -> None:
+    names = [page.name for page in DECISIONS]
+    for path in (ROOT / "src").rglob("*.py"):
+        for cited in re.findall(r"docs/decisions/(\d[\w.-]*\w)", path.read_text(encoding="utf-8")):
+            assert any(name.startswith(cited) for name in names), f"{path} names decision {cited}"
+
+
 def test_the_map_of_the_house_fits_on_a_page() -> None:
     assert (ROOT / "ARCHITECTURE.md").stat().st_size <= 8192
 

@@ -32,6 +32,8 @@ worker that is away stands for itself with what it last said, as in the incremen
 Hinton (1998). No term is divided by p, so absence costs staleness and no noise, and the step stays
 1. A worker's memory is kept relative to the S it was first asked at (its anchor); one that was
 never heard has no say.
+
+Decision: docs/decisions/017-local-steps-and-auto-em.md
 """
 
 from __future__ import annotations

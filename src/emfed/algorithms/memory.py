@@ -24,6 +24,8 @@ Every transition of that state is in this file. The fields of a worker's state:
 A request of generation g > ``generation`` starts all memories anew at zero: the server's answer
 to a worker that lost its disk (it does not keep a replica of each V_i; the choice costs a few
 rounds of convergence in a rare event instead of n q numbers at the server always).
+
+Decision: docs/decisions/014-memories-under-faults.md
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 What predicts is the bound model and the statistics S: the parameters are T(S). They are in the file
 too, in the user's units, for readers in other languages.
+
+Decision: docs/decisions/021-model-files.md
 """
 
 from __future__ import annotations

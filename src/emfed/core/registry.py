@@ -8,6 +8,8 @@ releases that mean different things by one word do not work together.
 `register_model` is the one statement that makes a model known: to networks, which build it from
 its description; to `emfed.models.make_model`, which the command line and TOML files go through; and
 to model files, which hold its dataclass under the same name.
+
+Decision: docs/decisions/022-registries-and-protocols.md
 """
 
 from __future__ import annotations

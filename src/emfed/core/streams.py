@@ -9,6 +9,8 @@ can derive the same number. The stream is Philox4x64-10 (Salmon et al., SC'11):
 
 numpy promises the raw stream of its bit generators (NEP 19), not the conversions of `Generator`;
 the conversions below are therefore our own.
+
+Decision: docs/decisions/015-randomness-by-address.md
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 It is one small file in the run's folder, which only its owner may enter. `emfed control` changes
 it; the server reads it at every round and while it waits. What it says holds until it is changed,
 through crashes and under every engine. There is no port to protect and nothing to be repeated.
+
+Decision: docs/decisions/025-operating-a-run.md
 """
 
 from __future__ import annotations

@@ -21,6 +21,8 @@ less where there are several, so that all of them together are as large. Two pre
 of their logarithms put much weight on no factor at all, and bounds of cells were too narrow where
 records are too noisy to show one. A half-Cauchy prior made bounds of rates too wide: records of 0
 and 1 tell little of three factors, and 50% bounds held .54 of cells.
+
+Decision: docs/decisions/020-imputation.md
 """
 
 from __future__ import annotations

@@ -7,6 +7,8 @@ With ``n`` rows of its own, a worker iterates
 
 which is EM for the likelihood of its own rows plus ``worth`` times the expected complete-data
 log-likelihood under the common model. It holds for every model of the contract.
+
+Decision: docs/decisions/027-judging-a-fit.md
 """
 
 from __future__ import annotations

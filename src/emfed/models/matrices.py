@@ -1,4 +1,7 @@
-"""Symmetric matrices: packing, positive definiteness, and the floor on eigenvalues."""
+"""Symmetric matrices: packing, positive definiteness, and the floor on eigenvalues.
+
+Decision: docs/decisions/013-floor-domain-and-guard.md
+"""
 
 from __future__ import annotations
 

@@ -11,6 +11,8 @@ rows then follow from those of the seen ones by A, b and C, once per pattern and
 Patterns of similar size run together, as workers with parameters of their own.
 
 T, domain, metric and units are those of the plain mixture, which this model holds.
+
+Decision: docs/decisions/012-missing-values-by-pattern.md
 """
 
 from __future__ import annotations

@@ -8,6 +8,8 @@ Rows are read in blocks of cache size, so memory does not grow with the number o
 the array namespace of the data, so they may live on another device. Inside, samples are the last
 axis: features are ``(..., feature, sample)`` and logits ``(..., component, sample)``, so that every
 reduction and product runs along contiguous memory.
+
+Decision: docs/decisions/011-one-e-step.md
 """
 
 from __future__ import annotations

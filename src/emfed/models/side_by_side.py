@@ -5,6 +5,8 @@ are those of its parts, one after the other. So they share the rounds of one fed
 algorithm, and cost one message instead of many. Each part also says its mean log-likelihood and the
 mean entropy of its components, both at the parameters it was asked for: what the server needs to
 compare them.
+
+Decision: docs/decisions/019-candidates-side-by-side.md
 """
 
 from __future__ import annotations

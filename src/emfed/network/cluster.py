@@ -7,6 +7,8 @@ once, where actors read them without a copy; files are opened by the actors.
 An actor that dies, or is silent for longer than the deadline, takes its workers' memories with it.
 A new one gets the same rows and blank memories, and is asked again: its workers then say that their
 memory is lost, and the server opens a new generation (`emfed.algorithms.memory`).
+
+Decision: docs/decisions/023-federations-in-one-process.md
 """
 
 from __future__ import annotations

@@ -5,6 +5,8 @@ cluster once, quantised with a dither that both ends know. The server draws its 
 from everybody's clusters (`emfed.fitting.starts`). This is no sum: it tells what one worker's rows
 are like, so runs with masks do without it, and an owner may refuse it (`SiteRules.own_clusters`).
 No cluster is told that has fewer rows than the smallest group.
+
+Decision: docs/decisions/018-starts-and-sketches.md
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 Log-likelihoods of two workers cannot be compared: rows of a rare or wide component have a lower one
 however well they fit. So a worker's mean stands beside that of rows which the model draws, with as
 many of each component as the worker has.
+
+Decision: docs/decisions/027-judging-a-fit.md
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""What an engine supplies: a way to bring bytes to workers and their answers back."""
+"""What an engine supplies: a way to bring bytes to workers and their answers back.
+
+Decision: docs/decisions/024-engines-are-transports.md
+"""
 
 from __future__ import annotations
 

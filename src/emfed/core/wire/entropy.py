@@ -18,6 +18,8 @@ encoding tells; messages here are often 5 to 50 bytes.)
 Where both ends know the dither u of a symbol (subtractive dithering), the law of the symbol given
 u is much narrower than its law alone: symbols are then sorted into contexts by |u|, each with the
 prior that u implies. docs/wire-format.md specifies the code for other implementations.
+
+Decision: docs/decisions/016-compressors-and-the-codec.md
 """
 
 from __future__ import annotations

@@ -6,6 +6,8 @@ them: a bucket's rows lie around its mean, the wider the farther its neighbours 
 start is a few steps of the model's own EM, so starts are judged by what they are for, and fits of
 one more component can begin at a split of the last. Where the workers' rows are on a GPU, so are
 those of the sketch, and a step of all starts is one pass.
+
+Decision: docs/decisions/018-starts-and-sketches.md
 """
 
 from __future__ import annotations
