@@ -374,7 +374,7 @@ def test_a_crowd_of_strangers_takes_no_descriptors_and_keeps_no_site_out(
     folder: Path, server: WebSocketTransport, site: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A thousand callers who never greeted left a server without a descriptor for its files."""
-    monkeypatch.setattr("emfed.network.websocket.server.MOST_STRANGERS", 40)
+    monkeypatch.setattr("emfed.network.websocket.reception.MOST_STRANGERS", 40)
     site("bergen")
     server.wait_for(1, 5)
     before = len([*Path("/proc/self/fd").iterdir()])
@@ -393,7 +393,7 @@ def test_a_crowd_of_strangers_takes_no_descriptors_and_keeps_no_site_out(
 def test_who_does_not_greet_is_cut_off(
     folder: Path, server: WebSocketTransport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("emfed.network.websocket.server.GREETING_SECONDS", 0.3)
+    monkeypatch.setattr("emfed.network.websocket.reception.GREETING_SECONDS", 0.3)
     raw = Raw(folder, server.port)
     with pytest.raises(ConnectionClosed):
         raw.line.recv(timeout=3)

@@ -1,4 +1,4 @@
-"""A site's end: call the server, show who this is, answer, and call again, for ever."""
+"""The end that calls: find the server, show who this is, converse, and call again, for ever."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ import secrets
 import socket
 import ssl
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import wait
 from pathlib import Path
-from typing import Literal, final
+from typing import Any, Literal, final
 
-from websockets.asyncio.client import ClientConnection, connect
+from websockets.asyncio.client import connect
 from websockets.exceptions import (
     ConnectionClosed,
     InvalidHandshake,
@@ -74,9 +75,8 @@ OPENING_SECONDS = 30.0
 """Time for name, TCP, proxy, TLS and the WebSocket's opening together."""
 
 
-@final
-class SiteConnection:
-    """A site that stays connected to a server and answers with ``step``.
+class Caller(ABC):
+    """A site that stays connected to a server; what is said is for subclasses.
 
     With ``key`` and ``authority`` both ends show who they are; without, there is no TLS, the server
     is on this machine, and the site calls itself ``name``. ``proxy`` is the address of an HTTP
@@ -87,7 +87,6 @@ class SiteConnection:
     def __init__(
         self,
         address: str,
-        step: Callable[[bytes], bytes],
         *,
         key: Path | None = None,
         authority: Path | None = None,
@@ -97,10 +96,10 @@ class SiteConnection:
         stay: bool = True,
     ) -> None:
         split_address(address)
-        self.address, self.name, self._step = address, check_site_name(name), step
+        self.address, self.name = address, check_site_name(name)
         self._proxy, self._silence, self._stays = proxy, silence, stay
         self.over = False
-        """Set by ``step``, or by a server that ends for good: nothing more is to be answered."""
+        """Set by a subclass, or by a server that ends for good: it is not called again."""
         self._key: PrivateKey | None = None
         self._context: ssl.SSLContext | None = None
         if key is None and authority is None:
@@ -126,7 +125,7 @@ class SiteConnection:
         """Whether this server has let us in before: then nothing it does later makes us end."""
 
     def run(self, stop: threading.Event | None = None, report: StateReport | None = None) -> None:
-        """Answer until ``stop`` is set; raises `EmfedError` for what trying again cannot mend."""
+        """Stay until ``stop`` is set; raises `EmfedError` for what trying again cannot mend."""
         background = Background("emfed-site")
         try:
             working = asyncio.run_coroutine_threadsafe(
@@ -148,14 +147,10 @@ class SiteConnection:
         self._process = JUST_ASKING
 
         async def ask() -> tuple[bool, str]:
-            worker = Worker(self._step)
-            try:
-                words = await self._call(worker, lambda kind, words: None)
-                if self._trying is not None:  # the next key may be known already
-                    words = await self._call(worker, lambda kind, words: None)
-                return self._ended == KNOWN, words
-            finally:
-                worker.end()
+            words = await self._call(lambda kind, words: None)
+            if self._trying is not None:  # the next key may be known already
+                words = await self._call(lambda kind, words: None)
+            return self._ended == KNOWN, words
 
         return asyncio.run(ask())
 
@@ -163,27 +158,27 @@ class SiteConnection:
         if self._line is not None:
             await self._line.close(1001)
 
-    async def _stay(self, report: StateReport) -> None:
-        """Call, answer, and call again."""
-        loop, worker = asyncio.get_running_loop(), Worker(self._step)
-        failures = 0
-        try:
-            while True:
-                began = loop.time()
-                why = await self._call(worker, report)
-                if self.over:
-                    report("state", why)
-                if self.over or self._leaving:
-                    return
-                failures = 1 if loop.time() - began > STEADY_SECONDS else failures + 1
-                pause = draw_pause(failures)
-                report("state", f"{why}; trying again in {max(1, round(pause))} s")
-                logger.info("%s", why)
-                await asyncio.sleep(pause)
-        finally:
-            worker.end()
+    @abstractmethod
+    async def _converse(self, line: SiteLine, report: StateReport) -> None:
+        """All that is said after the welcome, until the connection ends."""
 
-    async def _call(self, worker: Worker, report: StateReport) -> str:
+    async def _stay(self, report: StateReport) -> None:
+        """Call, converse, and call again."""
+        loop, failures = asyncio.get_running_loop(), 0
+        while True:
+            began = loop.time()
+            why = await self._call(report)
+            if self.over:
+                report("state", why)
+            if self.over or self._leaving:
+                return
+            failures = 1 if loop.time() - began > STEADY_SECONDS else failures + 1
+            pause = draw_pause(failures)
+            report("state", f"{why}; trying again in {max(1, round(pause))} s")
+            logger.info("%s", why)
+            await asyncio.sleep(pause)
+
+    async def _call(self, report: StateReport) -> str:
         """One connection, from its opening to its end; why it ended, in words."""
         scheme = "ws" if self._context is None else "wss"
         try:
@@ -212,7 +207,7 @@ class SiteConnection:
                 logger.info("connected to %s as %s", self.address, name)
                 watching = asyncio.create_task(self._watch(line))
                 try:
-                    await self._answer_all(line, worker, report)
+                    await self._converse(line, report)
                 finally:
                     self._line = None
                     watching.cancel()
@@ -256,14 +251,41 @@ class SiteConnection:
             raise InvalidHandshake
         return printable(welcome[len(WELCOME) :].decode(errors="replace"))
 
-    async def _answer_all(
-        self, line: ClientConnection, worker: Worker, report: StateReport
-    ) -> None:
+    async def _watch(self, line: SiteLine) -> None:
+        """Keep a quiet line open, and cut one on which nothing comes any more."""
+        clock = ClockWatch()
+        for count in itertools.count(1):
+            await asyncio.sleep(self._silence / 5)
+            clock.look()
+            if line.silent(self._silence):
+                line.transport.abort()
+                return
+            if count % 2 == 0:
+                with contextlib.suppress(ConnectionClosed):
+                    await line.poke()
+
+
+@final
+class SiteConnection(Caller):
+    """A site that answers each question with ``step``; other options are those of `Caller`."""
+
+    def __init__(self, address: str, step: Callable[[bytes], bytes], **options: Any) -> None:
+        super().__init__(address, **options)
+        self._step = step
+
+    async def _stay(self, report: StateReport) -> None:
+        self._worker = Worker(self._step)
+        try:
+            await super()._stay(report)
+        finally:
+            self._worker.end()
+
+    async def _converse(self, line: SiteLine, report: StateReport) -> None:
         """One question after the other; an empty answer says that there is none."""
         told = ""
         async for question in line:
             try:
-                answer = await worker(question) if isinstance(question, bytes) else b""
+                answer = await self._worker(question) if isinstance(question, bytes) else b""
                 if told:
                     logger.info("questions are answered again")
                     report("state", "questions are answered again")
@@ -277,19 +299,6 @@ class SiteConnection:
             await line.send(answer)
             if self.over:
                 return
-
-    async def _watch(self, line: SiteLine) -> None:
-        """Keep a quiet line open, and cut one on which nothing comes any more."""
-        clock = ClockWatch()
-        for count in itertools.count(1):
-            await asyncio.sleep(self._silence / 5)
-            clock.look()
-            if line.silent(self._silence):
-                line.transport.abort()
-                return
-            if count % 2 == 0:
-                with contextlib.suppress(ConnectionClosed):
-                    await line.poke()
 
 
 def draw_pause(failures: int) -> float:
