@@ -6,8 +6,8 @@ It is not yet what `emfed.fit` does (docs/decisions/007).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, final
 
 import numpy as np
@@ -18,13 +18,14 @@ from emfed.artifacts.result import Result
 from emfed.core.errors import SettingsError
 from emfed.core.ledger import Ledger
 from emfed.core.protocols import Model
-from emfed.core.records import Records, RoundRecord
+from emfed.core.records import RoundRecord
 from emfed.core.registry import plain
 from emfed.core.sums import Ask, Finish, FloatArray, Sum, drive
 from emfed.data.summing import HeldRows, check_rows_held, summary_shapes
 from emfed.data.tables import Workers
 from emfed.data.workers import with_columns
-from emfed.fitting.asks import Joint, LastSum, Statistics
+from emfed.fitting.asks import LastSum
+from emfed.fitting.chronicle import INTERRUPTED, Chronicle, seen_in
 from emfed.fitting.driver import NOBODY, Fitted, Watch
 from emfed.fitting.following import Candidate, Conclusion, follow
 from emfed.fitting.remarks import FEWER_COMPONENTS, shortened, unconverged
@@ -38,12 +39,9 @@ from emfed.fitting.selection import (
 )
 from emfed.fitting.settings import FitSettings, worker_weights
 from emfed.fitting.starts.start_search import own_sketch
-from emfed.fitting.stopping import Stop
 from emfed.models.binding import of_columns
 from emfed.models.naming import columns_named
 from emfed.network.scoring import scores_of
-
-INTERRUPTED = "interrupted"
 
 
 def fit(settings: FitSettings, workers: Workers, watch: Watch = NOBODY) -> Fitted:
@@ -61,7 +59,7 @@ def fit(settings: FitSettings, workers: Workers, watch: Watch = NOBODY) -> Fitte
         raise SettingsError("a stream has no sums over all of its rows: use FedEM or VR-FedEM.")
     if settings.columns is not None:
         workers = with_columns(workers, tuple(settings.columns))
-    settings = _with_columns(settings, workers)
+    settings = of_named_columns(settings, workers.columns)
     models = settings.candidates()
     check_rows_held(models[0], workers)
     weights = worker_weights(settings.weights, workers.totals)
@@ -88,43 +86,29 @@ def fit(settings: FitSettings, workers: Workers, watch: Watch = NOBODY) -> Fitte
     return _fitted(settings, workers, weights, course, outcome)
 
 
-def _with_columns(settings: FitSettings, workers: Workers) -> FitSettings:
+def of_named_columns(settings: FitSettings, columns: tuple[str, ...] | None) -> FitSettings:
     """Settings whose model knows the names of the table's columns."""
     model = settings.model
     if isinstance(model, Model):
-        return settings.but(model=of_columns(model, workers.columns))
-    return settings.but(model=lambda k: of_columns(model(k), workers.columns))
+        return settings.but(model=of_columns(model, columns))
+    return settings.but(model=lambda k: of_columns(model(k), columns))
 
 
 @final
-@dataclass
-class Course:
-    """The exchanges of one fit: who answers, what is kept of them, and when they end."""
+class Course(Chronicle):
+    """The exchanges of a fit in this process: who answers, and what a checkpoint has of them."""
 
-    settings: FitSettings
-    rows: HeldRows
-    watch: Watch
-    records: Records = field(default_factory=Records)
-    stopped: str = ""
-    """The limit that was met, "callback" or "interrupted"."""
-    seconds: float = 0.0
-
-    def __post_init__(self) -> None:
-        data = self.rows.data
-        self.ledger = Ledger(data.size, data.names)
-        self.sums = SimulatedSums(self.rows, data.size, self.settings.seed, self.ledger)
-        self.stop: Stop = self.settings.stop(self.settings.method(data.size))
+    def __init__(self, settings: FitSettings, rows: HeldRows, watch: Watch) -> None:
+        data = rows.data
+        super().__init__(settings, Ledger(data.size, data.names), watch.callbacks, count=rows.count)
+        self.rows, self.watch = rows, watch
+        self.sums = SimulatedSums(rows, data.size, settings.seed, self.ledger)
         self.known_sums = KnownSums(self._about())
-        self.interrupted: Callable[[], bool] = bool
         self._known = 0
         """Sums that came from a file."""
-        self._place = self._evaluations = 0
-        self._pending: tuple[Ask, Sum, float] | None = None
-        self._before = RoundRecord(
-            0, 0, data.size, data.size, None, 0.0, 0, 0, 0, 0, 0, 0, 0.0, 0.0
-        )
-        if self.watch.goes_on and self.watch.checkpoint is not None:
-            self.known_sums.load(self.watch.checkpoint)
+        self._place = 0
+        if watch.goes_on and watch.checkpoint is not None:
+            self.known_sums.load(watch.checkpoint)
             self._known = len(self.known_sums.entries)
 
     def _about(self) -> dict[str, Any]:
@@ -157,140 +141,28 @@ class Course:
         elif not replays and ask.purpose != "closing":
             self.known_sums.add(ask, found, seconds)
         self._place += 1
-        self._evaluations += self.rows.count * sum(1 for _ in looks(ask))
-        self._pending = (ask, found, seconds)
+        self.note(ask, found, seconds)
         return found
-
-    def refuses(self, ask: Ask) -> str | None:
-        """Look back at the last exchange; tell why this one is not made, if it is not."""
-        self.complete(next((one.last for one in looks(ask) if one.last), None))
-        if self.interrupted():
-            self.stopped = INTERRUPTED
-            return INTERRUPTED
-        if ask.purpose != "round":
-            return None
-        self._open_records()
-        self.stopped = self.stopped or self._limit()
-        return self.stopped or None
-
-    def complete(self, last: LastSum | None) -> None:
-        """Make the record of the last exchange, and show it."""
-        if self._pending is None:
-            return
-        ask, found, seconds = self._pending
-        self._pending = None
-        self.seconds += seconds
-        if ask.purpose != "round":
-            return
-        self._open_records()
-        self._append(self._record(ask, found, seconds, last))
-        new = self._place > self._known
-        shown = [callback(self.records[-1]) for callback in self.watch.callbacks if new]
-        if any(word is True for word in shown):
-            self.stopped = self.stopped or "callback"
-        if new and self.records[-1].round % self.watch.checkpoint_every == 0:
-            self.save()
 
     def save(self) -> None:
         """Write the checkpoint, if there is one."""
         if self.watch.checkpoint is not None:
             self.known_sums.save(self.watch.checkpoint)
 
-    def _open_records(self) -> None:
-        """The record of all that came before the rounds."""
-        if not self.records:
-            self._append(replace(self._before, seconds=self.seconds))
+    def _show(self, record: RoundRecord) -> None:
+        """Show what is new; a checkpoint has been shown before."""
+        if self._place <= self._known:
+            return
+        super()._show(record)
+        if record.round % self.watch.checkpoint_every == 0:
+            self.save()
 
-    def _append(self, record: RoundRecord) -> None:
-        ledger, before = self.ledger, self.records
-        spent = {
-            f"{what}_{direction}": ledger.total(direction, part)
-            - sum(getattr(r, f"{what}_{direction}") for r in before)
-            for what, part in (("bytes", None), ("payload", "payload"))
-            for direction in ("up", "down")
-        }
-        known = int(sum(r.evaluations for r in before))
-        self.records.append(
-            replace(
-                record,
-                **spent,
-                evaluations=self._evaluations - known,
-                epochs=self._evaluations / self.rows.count,
-            )
-        )
-
-    def _record(self, ask: Ask, found: Sum, seconds: float, last: LastSum | None) -> RoundRecord:
-        seen = [
-            _seen(one, value) for one, value in zip(looks(ask), _values(ask, found), strict=True)
-        ]
-        gains = [one.gain for one in seen if one.gain is not None]
-        number = len(self.records)
-        monitor, exact = self.watch.monitor, None
-        if monitor is not None and monitor.mean_field and number % monitor.every == 0:
-            truth = replace(found, value=ask.part(self.rows))
-            exact = sum(
-                _seen(one, value).squared
-                for one, value in zip(looks(ask), _values(ask, truth), strict=True)
-            )
-        left = None if last is None or not np.isfinite(last.left) else last.left
-        return replace(
-            self._before,
-            round=number,
-            squared_H=sum(one.squared for one in seen),
-            step_size=1.0,
-            guard_hits=0 if last is None else last.hits,
-            seconds=seconds,
-            squared_h=exact,
-            objective=seen[0].objective if len(seen) == 1 else None,
-            gain=sum(gains) if gains else None,
-            left=left,
-        )
-
-    def _limit(self) -> str:
-        """The limit that has been met, if any."""
-        stop, made = self.stop, self.records[-1]
-        spent = self.ledger.total("up") + self.ledger.total("down")
-        met = {
-            "rounds": (stop.rounds, made.round),
-            "epochs": (stop.epochs, made.epochs),
-            "bytes": (stop.bytes, spent),
-            "seconds": (stop.seconds, self.seconds),
-        }
-        for name, (limit, value) in met.items():
-            if limit is not None and value >= limit:
-                return name
-        return ""
-
-
-def looks(ask: Ask) -> Iterator[Statistics]:
-    """The asks for statistics and values that share an exchange."""
-    for one in ask.asks if isinstance(ask, Joint) else (ask,):
-        if isinstance(one, Statistics):
-            yield one
-
-
-def _values(ask: Ask, found: Sum) -> list[FloatArray]:
-    """What the sum says to each of `looks`, a row."""
-    parts = ask.split(found) if isinstance(ask, Joint) else [found]
-    return [part.value / part.rows for part in parts]
-
-
-@final
-@dataclass(frozen=True)
-class _Seen:
-    """What a sum says of one place."""
-
-    squared: float
-    gain: float | None
-    objective: float | None
-
-
-def _seen(ask: Statistics, mean: FloatArray) -> _Seen:
-    size = len(ask.statistics)
-    step = ask.metric.unwhiten(mean[:size])
-    gain = float(mean[:size] @ mean[:size]) / 2 if ask.metric.in_nats else None
-    objective = float(ask.model.penalty(ask.params)) - float(mean[size]) if ask.values else None
-    return _Seen(float(step @ step), gain, objective)
+    def _exactly(self, ask: Ask, found: Sum) -> float | None:
+        monitor = self.watch.monitor
+        if monitor is None or not monitor.mean_field or len(self.records) % monitor.every:
+            return None
+        truth = replace(found, value=ask.part(self.rows))
+        return sum(one.squared for one in seen_in(ask, truth))
 
 
 # From the outcome to a result.
@@ -304,10 +176,24 @@ def _fitted(
     outcome: Conclusion,
 ) -> Fitted:
     """What the fit came to, with remarks and what everyone is asked at the end."""
-    remarks = list(outcome.remarks)
-    final, stopped = outcome.final, _ending(settings, course, outcome)
-    course._open_records()
+    stopped = ending(course, outcome)
+    course.open_records()
     base = _result(settings, workers, weights, course, outcome, stopped)
+
+    def close(result: Result) -> Result:
+        if not settings.scores or course.stopped == INTERRUPTED:
+            return result
+        return _with_scores(settings, result, workers, weights)
+
+    return concluded(course, outcome, base, close)
+
+
+def concluded(
+    course: Chronicle, outcome: Conclusion, base: Result, close: Callable[[Result], Result]
+) -> Fitted:
+    """A fit with its remarks; ``base`` is all of its result but the model, ``close`` ends it."""
+    settings, stopped = course.settings, base.stopped
+    remarks, final = list(outcome.remarks), outcome.final
     results = {one.position: _with(base, one, one.estimate.converged) for one in outcome.candidates}
     selection = None
     if settings.numbers is not None and len(outcome.candidates) > 1:
@@ -319,9 +205,7 @@ def _fitted(
     if selection is not None and selection.best.facts is not None:
         result = replace(result, facts=selection.best.facts)
     result = replace(result, uncertainty=outcome.uncertainty)
-    result = without_empty(result, outcome.pooled.count, remarks)
-    if settings.scores and course.stopped != INTERRUPTED:
-        result = _with_scores(settings, result, workers, weights)
+    result = close(without_empty(result, outcome.pooled.count, remarks))
     left, tolerance = final.estimate.left, settings.tolerance
     thrown_off = shortened(course.records, FEWER_COMPONENTS)
     short = unconverged(final.model, stopped, course.stop, tolerance, left)
@@ -336,12 +220,12 @@ def _fitted(
     return Fitted(result, selection, known, tuple(remarks), short, thrown_off)
 
 
-def _ending(settings: FitSettings, course: Course, outcome: Conclusion) -> str:
+def ending(course: Chronicle, outcome: Conclusion) -> str:
     """Why the fit ended."""
     if course.stopped == INTERRUPTED:
         return INTERRUPTED
     if outcome.final.estimate.converged or not course.stopped:
-        return "nats" if settings.tolerance else "tolerance"
+        return "nats" if course.settings.tolerance else "tolerance"
     return course.stopped
 
 

@@ -303,6 +303,21 @@ class Follower:
             return [self._fetch(now)]
         return posts
 
+    def again(self, now: float) -> list[bytes]:
+        """Say all that is due once more, as to a relay that may have heard none of it."""
+        self._said.clear()
+        self._spoke = now - AGAIN
+        return self.tick(now)
+
+    def fail(self, words: str, now: float) -> list[bytes]:
+        """End, because the rows cannot be used; others hear that this site leaves, not why."""
+        if self.ended is not None:
+            return []
+        self._orders.insert(0, ("leave", self.name))
+        posts = self.tick(now)
+        self._end(words)
+        return posts
+
     @property
     def _stopped(self) -> bool:
         """Ended for good; after a final model a member still helps those that were away."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sqlite3
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 from emfed.core.errors import CheckpointError, FederationError
 
@@ -18,12 +19,17 @@ CREATE TABLE IF NOT EXISTS confirmed (only INTEGER PRIMARY KEY CHECK (only = 0),
 """
 
 
+class DiskTrouble(OSError):
+    """What should be kept could not be written: the disk is full, say. Nothing is half written."""
+
+
 @final
 class RecordFile:
     """The file of a relay or of a member; use it from one thread.
 
-    Every commit is on the disk when it returns (``synchronous = FULL``). A file that is damaged is
-    refused: the transcript is elsewhere, so it may be removed.
+    Every commit is on the disk when it returns (``synchronous = FULL``). Only its owner may read
+    it. A file that is damaged is refused: the transcript is elsewhere, so it may be removed. Where
+    nothing can be written, `DiskTrouble` says so; who has it must begin again from the file.
 
     Parameters
     ----------
@@ -32,18 +38,29 @@ class RecordFile:
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        try:
+        self._path, self._inside = path, False
+        with self._open():
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))  # its journals get its rights
             self._file = sqlite3.connect(path, isolation_level=None)
             self._file.execute("PRAGMA journal_mode = WAL")
             self._file.execute("PRAGMA synchronous = FULL")
             self._file.executescript(_TABLES)
+
+    @contextlib.contextmanager
+    def _open(self) -> Iterator[None]:
+        """Tell what a failure means to whoever must mend it."""
+        try:
+            yield
+        except (sqlite3.OperationalError, PermissionError) as error:
+            raise DiskTrouble(
+                f"{self._path} cannot be written ({error}): free space, or give back its rights; "
+                "nothing is lost, and it is tried again."
+            ) from error
         except sqlite3.DatabaseError as error:
             raise CheckpointError(
-                f"{path} cannot be read ({error}): move it away. The fit's transcript comes back "
-                "from the relay, or to the relay from the sites."
+                f"{self._path} cannot be read ({error}): move it away. The fit's transcript comes "
+                "back from the relay, or to the relay from the sites."
             ) from None
-        self._inside = False
 
     def close(self) -> None:
         """Let go of the file."""
@@ -55,52 +72,58 @@ class RecordFile:
         if self._inside:
             yield
             return
-        self._file.execute("BEGIN IMMEDIATE")
+        self._write("BEGIN IMMEDIATE")
         self._inside = True
         try:
             yield
-        except BaseException:
-            self._file.execute("ROLLBACK")
-            raise
-        else:
-            self._file.execute("COMMIT")
+            self._write("COMMIT")
         finally:
             self._inside = False
+            if self._file.in_transaction:  # a full disk may have rolled back by itself
+                with contextlib.suppress(sqlite3.Error):
+                    self._file.execute("ROLLBACK")
+
+    def _write(self, statement: str, values: Sequence[Any] = ()) -> None:
+        with self._open():
+            self._file.execute(statement, values)
+
+    def _read(self, statement: str, values: Sequence[Any] = ()) -> list[Any]:
+        with self._open():
+            return self._file.execute(statement, values).fetchall()
 
     def entries(self) -> list[bytes]:
         """All entries, in order."""
-        return [data for (data,) in self._file.execute("SELECT data FROM entries ORDER BY place")]
+        return [data for (data,) in self._read("SELECT data FROM entries ORDER BY place")]
 
     def write(self, first: int, entries: Sequence[bytes]) -> None:
         """Keep entries from this place on, in place of those that were there."""
         with self.transaction():
-            self._file.execute("DELETE FROM entries WHERE place >= ?", (first,))
-            self._file.executemany("INSERT INTO entries VALUES (?, ?)", enumerate(entries, first))
+            self._write("DELETE FROM entries WHERE place >= ?", (first,))
+            for place, entry in enumerate(entries, first):
+                self._write("INSERT INTO entries VALUES (?, ?)", (place, entry))
 
     def sent(self, context: bytes, message: bytes) -> None:
         """Keep the digest of what leaves in a context; raises if another one left in it."""
-        found = self._file.execute("SELECT digest FROM sent WHERE context = ?", (context,))
-        known = found.fetchone()
-        refuse_another(None if known is None else known[0], message)
-        if known is None:
-            self._file.execute("INSERT INTO sent VALUES (?, ?)", (context, message))
+        known = self._read("SELECT digest FROM sent WHERE context = ?", (context,))
+        refuse_another(known[0][0] if known else None, message)
+        if not known:
+            self._write("INSERT INTO sent VALUES (?, ?)", (context, message))
 
     def states(self) -> dict[bytes, bytes]:
         """States at the beginning of epochs, by head."""
-        return dict(self._file.execute("SELECT head, state FROM states"))
+        return dict(self._read("SELECT head, state FROM states"))
 
     def keep_state(self, head: bytes, state: bytes) -> None:
         """Keep the state at the beginning of an epoch."""
-        self._file.execute("INSERT OR REPLACE INTO states VALUES (?, ?)", (head, state))
+        self._write("INSERT OR REPLACE INTO states VALUES (?, ?)", (head, state))
 
     def confirmed(self) -> int:
         """The length of the chain that was confirmed, 0 if none was."""
-        found = self._file.execute("SELECT length FROM confirmed").fetchone()
-        return 0 if found is None else found[0]
+        return max((length for (length,) in self._read("SELECT length FROM confirmed")), default=0)
 
     def confirm(self, length: int) -> None:
         """Keep that a chain of this length was confirmed."""
-        self._file.execute("INSERT OR REPLACE INTO confirmed VALUES (0, ?)", (length,))
+        self._write("INSERT OR REPLACE INTO confirmed VALUES (0, ?)", (length,))
 
 
 def refuse_another(known: bytes | None, message: bytes) -> None:

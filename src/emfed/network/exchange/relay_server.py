@@ -1,4 +1,4 @@
-"""The relay on WebSockets: connections become posts, and hand-outs leave. It needs no model code."""
+"""The relay on WebSockets: posts come in, hand-outs leave. It needs no model code."""
 
 from __future__ import annotations
 

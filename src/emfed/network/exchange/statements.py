@@ -459,6 +459,11 @@ class Post(Packed):
         return Statement(self.author, self.kind, self.body, self.signature)
 
 
+def is_post_of(name: str, data: bytes) -> bool:
+    """Whether a message begins as a post of this member does."""
+    return data.startswith(_write_text(name))
+
+
 @final
 @dataclass(frozen=True)
 class Offer(Packed):

@@ -14,11 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from emfed.core.errors import EmfedError, SettingsError, check_count
 from emfed.network.addresses import alone, split_address, terminated_as_interrupted
-from emfed.network.masking import SiteIdentity
-from emfed.network.rules import SiteRules
-from emfed.network.site import Site
 
 if TYPE_CHECKING:
+    from emfed.network.rules import SiteRules
     from emfed.network.websocket.server import WebSocketTransport
 
 __all__ = ["join", "listen"]
@@ -155,6 +153,9 @@ def join(
     ...     site.join()
     ['north']
     """
+    from emfed.network.masking import SiteIdentity
+    from emfed.network.rules import SiteRules
+    from emfed.network.site import Site
     from emfed.network.websocket.client import SiteConnection
 
     folder, private = Path(directory), None if key is None else Path(key)

@@ -18,7 +18,7 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import Any, Generic, TypeVar, final
+from typing import Any, Generic, Self, TypeVar, final
 
 from websockets.asyncio.server import Server, ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
@@ -226,6 +226,12 @@ class Reception(ABC, Generic[LinkT]):
             with contextlib.suppress(TimeoutError):
                 self._background.run(self._shut(OVER if finished else 1001), 10.0)
             self._background.stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.close(finished=kind is None)
 
     # Connections, in the loop.
 

@@ -156,12 +156,6 @@ class WebSocketTransport(Reception[_AskedLink], Transport):
         finally:
             self._background.call(self._withdraw, open_numbers)
 
-    def __enter__(self) -> WebSocketTransport:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self.close(finished=kind is None)
-
     # Questions and answers, in the loop.
 
     def _ask_all(self, questions: Iterable[_Question]) -> None:

@@ -1,0 +1,282 @@
+"""Processes of the exchange of sums: a relay alone, a relay with an analyst, and a site.
+
+They are not behind `emfed serve` and `emfed join` yet.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, final
+
+from emfed.core.errors import EmfedError, FederationError, SettingsError
+from emfed.core.records import RoundRecord
+from emfed.core.storage import write_atomic
+from emfed.data.tables import Workers
+from emfed.deployment.approval import check_approved
+from emfed.deployment.config import Config
+from emfed.deployment.consent import OfferedRows, OwnerTerms
+from emfed.deployment.program import FitProgram, settings_of
+from emfed.deployment.site import JOURNAL, MODEL
+from emfed.network.addresses import alone
+from emfed.network.exchange.identities import ANALYST, KeySigner, KnownMembers
+from emfed.network.exchange.member import Consent, Ended, Follower, MemberStore, Program
+from emfed.network.exchange.member_line import MemberLine
+from emfed.network.exchange.member_thread import MemberThread, Watcher
+from emfed.network.exchange.relay import Relay
+from emfed.network.exchange.relay_server import RelayServer
+from emfed.network.exchange.statements import Agreement, Post, StatementKind
+from emfed.network.exchange.transcript import Stage
+from emfed.network.keys import read_site_keys
+from emfed.network.masking import read_roster
+from emfed.network.rules import Journal, SiteRules
+
+logger = logging.getLogger(__name__)
+FILE = "exchange.sqlite"
+"""The file of a relay, and of a member, in its folder."""
+LOOK_SECONDS = 0.1
+"""Between two looks at a thread: signals are heard between them."""
+Report = Callable[[str, str], None]
+"""Takes a kind of news and words."""
+
+
+def progress(record: RoundRecord) -> str:
+    """A round in words."""
+    said = f"round {record.round}"
+    if record.gain is not None:
+        said += f": EM gains {record.gain:.2g} nats a row"
+    if record.left is not None:
+        said += f", about {record.left:.1g} left"
+    return said
+
+
+@final
+class _Told(Watcher):
+    """Tells people how a member fares, and keeps the journal and the model."""
+
+    def __init__(self, model: Path, report: Report, journal: Path | None = None) -> None:
+        self._model, self._report = model, report
+        self._journal = Journal(journal)
+        self._state = ""
+        self.act: Callable[[Follower], None] = lambda follower: None
+
+    def said(self, follower: Follower, post: bytes) -> None:
+        """A part is in the journal before it leaves."""
+        about = Post.decode(post)
+        kind = StatementKind(about.kind)
+        if kind in (StatementKind.FETCH, StatementKind.OFFER):
+            return
+        words = kind.name.lower()
+        if kind is StatementKind.PART and follower.following is not None:
+            words = f"part of a sum: {follower.following.words()}"
+        run = follower.transcript.agreement.run
+        self._journal.write(kind=kind.name.lower(), run=run, bytes=len(post), content=words)
+
+    def moved(self, follower: Follower) -> None:
+        about = follower.transcript
+        words = about.stage.name.lower()
+        if about.stage is Stage.GATHERING:
+            missing = [name for name in about.agreement.sites if name not in about.hellos]
+            words = f"waiting for {', '.join(missing)}"
+        elif about.stage is Stage.RUNNING:
+            words = f"fitting with {', '.join(about.members)}" + ", paused" * about.paused
+        if words != self._state:
+            self._state = words
+            self._report("state", words)
+        self.act(follower)
+
+    def ended(self, end: Ended) -> None:
+        if not end.final:
+            self._report("failed", end.words)
+            return
+        self._model.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(self._model, end.state)
+        self._report("model", f"all sites have signed this model; it is in {self._model}")
+
+    def troubled(self, words: str) -> None:
+        self._report("trouble", words)
+
+
+def follow_as_site(
+    address: str,
+    data: Workers,
+    folder: Path,
+    *,
+    key: Path,
+    authority: Path,
+    roster: Path,
+    rules: SiteRules | None = None,
+    stop: threading.Event | None = None,
+    report: Report = lambda kind, words: None,
+) -> Ended:
+    """Take part in one fit with these rows, until it is over; gives how it ended.
+
+    Raises `EmfedError` for what trying again cannot mend, and where ``stop`` was set before the
+    end.
+    """
+    rules = SiteRules() if rules is None else rules
+    signer, public = KeySigner.of_site(key), read_roster(roster)
+    members = KnownMembers(public, authority)
+    rows = OfferedRows(data)
+    commitment = rows.commitment(signer.secret(b"emfed rows"))
+    watcher = _Told(folder / MODEL, report, folder / JOURNAL)
+
+    def approve(content: Mapping[str, Any]) -> None:
+        check_approved(folder, content)
+
+    terms = OwnerTerms(
+        signer.name,
+        rules,
+        set(public) | {signer.name},
+        rows,
+        callbacks=(lambda record: report("round", progress(record)),),
+        approve=approve if rules.ask_first else None,
+    )
+
+    def make(store: MemberStore) -> Follower:
+        return Follower(signer, members, store, terms.consent(), rows=rows, commitment=commitment)
+
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with alone(folder / "join.lock") as mine:
+        if not mine:
+            raise EmfedError(f"another process works in {folder}: stop it first.")
+        thread: MemberThread
+        line = MemberLine(
+            address,
+            lambda message: thread.received(message),
+            lambda: thread.connected(),
+            key=key,
+            authority=authority,
+            name=signer.name,
+            stay=False,
+        )
+        thread = MemberThread(folder / FILE, make, line.send, watcher)
+        leaving = threading.Event()
+
+        def watch() -> None:
+            while not thread.over.is_set() and not (stop is not None and stop.is_set()):
+                time.sleep(LOOK_SECONDS)
+            time.sleep(LOOK_SECONDS)  # what was said last leaves first
+            leaving.set()
+
+        threading.Thread(target=watch, daemon=True).start()
+        thread.start()
+        try:
+            line.run(leaving, report)
+        finally:
+            thread.stop()
+        if thread.error is not None:
+            raise thread.error
+        if thread.end is None:
+            raise EmfedError("the fit was not over: the same command goes on from here.")
+        (folder / FILE).replace(folder / f"exchange-{time.time_ns():x}.sqlite")
+        return thread.end
+
+
+def serve_relay(
+    host: str, port: int, keys: Path, folder: Path, make: Callable[..., Relay] = Relay
+) -> RelayServer:
+    """A relay; close it to end."""
+    sites, _ = read_site_keys(keys)
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    members = KnownMembers(sites, keys / "ca.pem")
+    return RelayServer(host, port, keys, members, folder / FILE, make)
+
+
+def document_of(config: Config) -> dict[str, Any]:
+    """What a configuration asks for, as all members are told."""
+    if config.settings.epsilon is not None:
+        raise SettingsError("private fits do not run on this exchange yet.")
+    fit = {name: value for name, value in config.said["fit"].items() if name != "scores"}
+    about = {"model": config.said["model"], "algorithm": config.said["algorithm"], "fit": fit}
+    document = {**about, "columns": config.said["columns"]}
+    settings_of(document)  # whatever is wrong with it is said here
+    return json.loads(json.dumps(document))
+
+
+def serve_fit(
+    config: Config,
+    report: Report = lambda kind, words: None,
+    make: Callable[..., Relay] = Relay,
+) -> Ended:
+    """A relay and an analyst in one process, for one fit; gives how it ended."""
+    keys, folder = config.place("keys"), config.place("folder")
+    document, signer = document_of(config), KeySigner.of_analyst(keys)
+    sites, _ = read_site_keys(keys)
+    members = KnownMembers(sites, keys / "ca.pem")
+    settings = Agreement(
+        tuple(sorted(sites)),
+        (ANALYST,),
+        config.masked(),
+        newcomers=config.sites.admit,
+        run=os.urandom(8).hex(),
+        program=document,
+    )
+
+    def accept(agreement: Agreement) -> Program:
+        if agreement.program != document:
+            raise FederationError(
+                f"{folder} holds a fit with other settings than {config.path.name}: put these "
+                "back, or give the new one a folder and an output of its own."
+            )
+        show = (lambda record: report("round", progress(record)),)
+        return FitProgram(settings_of(document), show)
+
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with alone(folder / "serve.lock") as mine:
+        if not mine:
+            raise EmfedError(f"another server works in {folder}.")
+        watcher = _Told(config.place("output") / MODEL, report)
+        watcher.act = _begins(config.sites.expected)
+        with serve_relay(config.server.host, config.server.port, keys, folder, make) as server:
+
+            def member(store: MemberStore) -> Follower:
+                return Follower(signer, members, store, Consent(accept), settings=settings)
+
+            thread: MemberThread
+            send = server.attach(ANALYST, lambda message: thread.received(message))
+            thread = MemberThread(folder / "analyst.sqlite", member, send, watcher)
+            thread.start()
+            try:
+                while not thread.over.is_set():
+                    time.sleep(LOOK_SECONDS)
+                if thread.error is not None:
+                    raise thread.error
+                assert thread.end is not None
+                if thread.end.final:
+                    _say_farewell(server, set(sites), config.sites.farewell, report)
+                return thread.end
+            finally:
+                thread.stop()
+
+
+def _begins(expected: int) -> Callable[[Follower], None]:
+    """Orders the fit to begin once so many sites are there, though more may come."""
+    ordered = False
+
+    def act(follower: Follower) -> None:
+        nonlocal ordered
+        about = follower.transcript
+        here = [name for name in about.agreement.sites if name in about.hellos]
+        if about.stage is Stage.GATHERING and len(here) >= expected and not ordered:
+            ordered = True
+            follower.order("begin")
+
+    return act
+
+
+def _say_farewell(server: RelayServer, sites: set[str], seconds: float, report: Report) -> None:
+    """Stay until each site that takes part has got the end, and left."""
+    end, here, untold = time.monotonic() + seconds, set(server.workers()), sites
+    while untold and time.monotonic() < end:
+        time.sleep(LOOK_SECONDS)
+        now = set(server.workers())
+        untold -= here - now
+        here |= now
+    if untold:
+        report("state", f"not told that it is over: {', '.join(sorted(untold))}")

@@ -1,0 +1,188 @@
+"""From one document of settings to the fit that all members follow, and to the model file."""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+
+from emfed.artifacts.model_card import Facts
+from emfed.artifacts.result import Result, load
+from emfed.core.errors import SettingsError
+from emfed.core.ledger import KINDS, Ledger
+from emfed.core.registry import plain
+from emfed.core.sums import Ask, Finish, Fit, Sum, finished
+from emfed.fitting.asks import LastSum
+from emfed.fitting.chronicle import Chronicle
+from emfed.fitting.driver import Fitted
+from emfed.fitting.following import Conclusion, follow
+from emfed.fitting.on_sums import concluded, ending, of_named_columns
+from emfed.fitting.settings import FitSettings
+from emfed.fitting.stopping import Callback
+from emfed.fitting.words import read_words
+from emfed.models.naming import columns_named
+
+PLACE = "the settings"
+"""What errors call the document."""
+
+
+def settings_of(program: Mapping[str, Any]) -> FitSettings:
+    """What a document says in words; the columns are named, since members without rows follow."""
+    known = ("model", "algorithm", "fit", "columns")
+    if set(program) != set(known):
+        raise SettingsError(f"{PLACE} must hold {', '.join(known)}.")
+    columns = program["columns"]
+    if not (isinstance(columns, list) and columns and all(isinstance(c, str) for c in columns)):
+        raise SettingsError(f"{PLACE} name no columns: write them into [sites] columns.")
+    settings = read_words(
+        program["model"], program["algorithm"], program["fit"], PLACE, columns=tuple(columns)
+    )
+    return of_named_columns(settings, tuple(columns))
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Reached:
+    """What a fit came to, and what was kept on the way."""
+
+    conclusion: Conclusion
+    chronicle: Chronicle
+    sites: tuple[str, ...]
+
+    def fitted(self) -> Fitted:
+        """The result with its remarks."""
+        course, outcome = self.chronicle, self.conclusion
+        course.complete(LastSum(0, outcome.final.estimate.left))
+        course.open_records()
+        return concluded(course, outcome, self._base(), lambda result: result)
+
+    def _base(self) -> Result:
+        course, outcome, sites = self.chronicle, self.conclusion, len(self.sites)
+        settings, final = course.settings, outcome.final
+        statistics = final.estimate.point.statistics
+        said = {
+            "algorithm": settings.method(sites).describe(),
+            "participation": settings.who().describe(),
+            "limits": {name: v for name, v in vars(course.stop).items() if v is not None},
+            "masks": True,
+        }
+        # Sites tell the sum of their rows alone: these are equal shares of it.
+        shares = np.diff(np.linspace(0, outcome.pooled.count, sites + 1).round()).astype(np.int64)
+        return Result(
+            model=final.model,
+            params=final.model.to_user(final.model.maximize(statistics)),
+            records=course.records,
+            stopped=ending(course, outcome),
+            seed=settings.seed,
+            statistics=statistics,
+            ledger=course.ledger,
+            columns=None if settings.columns is None else tuple(settings.columns),
+            worker_weights=shares / shares.sum(),
+            samples=outcome.pooled.rows,
+            facts=Facts(shares, plain(said), simulated=False),
+            pooled_summary=outcome.pooled.summary,
+        )
+
+
+@final
+class FitProgram:
+    """The program of a document: the same at every member.
+
+    Parameters
+    ----------
+    settings : FitSettings
+        What the document says.
+    callbacks : tuple of callable
+        Called with the record of each round.
+    opened : callable
+        Called with the rows of all sites, once they are known; it may refuse to go on.
+    """
+
+    def __init__(
+        self,
+        settings: FitSettings,
+        callbacks: tuple[Callback, ...] = (),
+        opened: Callable[[float], None] = lambda rows: None,
+    ) -> None:
+        self._settings, self._callbacks, self._opened = settings, callbacks, opened
+
+    def begin(self, sites: tuple[str, ...], state: bytes) -> Fit[Reached]:
+        """The fit of an epoch over these sites."""
+        settings = _going_on(self._settings, state) if state else self._settings
+        course = Chronicle(settings, Ledger(len(sites), sites), self._callbacks)
+        model = settings.candidates()[0]
+        assert settings.columns is not None
+        table = np.ones((1, 2, len(settings.columns)))
+        shapes = {name: value.shape[1:] for name, value in model.summary(table).items()}
+        fit = follow(settings, len(sites), shapes)
+        return _followed(course, fit, sites, self._opened)
+
+    def state(self, reached: Reached | None) -> bytes:
+        """The model file of what was reached; empty if nothing was."""
+        if reached is None:
+            return b""
+        with tempfile.TemporaryDirectory(prefix="emfed-") as folder:
+            path = Path(folder) / "state.emfed"
+            reached.fitted().result.save(path)
+            return path.read_bytes()
+
+    def digest(self, reached: Reached) -> bytes:
+        """Of the model and its statistics."""
+        final = reached.conclusion.final
+        place = final.position.to_bytes(4, "little")
+        return hashlib.sha256(place + final.estimate.point.statistics.tobytes()).digest()
+
+
+def _going_on(settings: FitSettings, state: bytes) -> FitSettings:
+    """Settings of an epoch that goes on from the model of the one before."""
+    with tempfile.TemporaryDirectory(prefix="emfed-") as folder:
+        path = Path(folder) / "state.emfed"
+        path.write_bytes(state)
+        before = load(path)
+    about: dict[str, Any] = {"n_init": 1, "start_statistics": "expected", "start": before.params}
+    if settings.numbers is not None:
+        about["n_components"] = before.model.describe()["n_components"]
+    return settings.but(**about)
+
+
+def _followed(
+    course: Chronicle,
+    fit: Fit[Conclusion],
+    sites: tuple[str, ...],
+    opened: Callable[[float], None],
+) -> Fit[Reached]:
+    """A fit whose rounds are kept, and which ends at its limits: by what all members know."""
+    try:
+        with columns_named(course.settings.columns):
+            ask = next(fit)
+        while True:
+            reason = course.refuses(ask)
+            if reason is not None:
+                return Reached(finished(fit, Finish(reason)), course, sites)
+            try:
+                answer = yield ask
+            except Finish as finish:
+                course.stopped = "callback"
+                return Reached(finished(fit, finish), course, sites)
+            if not course.count:
+                opened(answer.rows)
+            _keep(course, ask, answer)
+            with columns_named(course.settings.columns):
+                ask = fit.send(answer)
+    except StopIteration as end:
+        return Reached(end.value, course, sites)
+
+
+def _keep(course: Chronicle, ask: Ask, answer: Sum) -> None:
+    """The bytes of an exchange, by site, and its numbers."""
+    sites = course.ledger.counts.shape[-1]
+    course.count = round(answer.rows)
+    kind = ask.purpose if ask.purpose in KINDS else "question"
+    for direction in ("up", "down"):
+        course.ledger.add(kind, direction, np.arange(sites), answer.bytes // (2 * sites), 0)
+    course.note(ask, answer, 0.0)
