@@ -35,14 +35,13 @@ from emfed.network.exchange.transcript import Stage
 from emfed.network.keys import read_site_keys
 from emfed.network.masking import read_roster
 from emfed.network.rules import Journal, SiteRules
+from emfed.network.site import StateReport
 
 logger = logging.getLogger(__name__)
 FILE = "exchange.sqlite"
 """The file of a relay, and of a member, in its folder."""
 LOOK_SECONDS = 0.1
 """Between two looks at a thread: signals are heard between them."""
-Report = Callable[[str, str], None]
-"""Takes a kind of news and words."""
 
 
 def progress(record: RoundRecord) -> str:
@@ -59,7 +58,7 @@ def progress(record: RoundRecord) -> str:
 class _Told(Watcher):
     """Tells people how a member fares, and keeps the journal and the model."""
 
-    def __init__(self, model: Path, report: Report, journal: Path | None = None) -> None:
+    def __init__(self, model: Path, report: StateReport, journal: Path | None = None) -> None:
         self._model, self._report = model, report
         self._journal = Journal(journal)
         self._state = ""
@@ -112,7 +111,7 @@ def follow_as_site(
     roster: Path,
     rules: SiteRules | None = None,
     stop: threading.Event | None = None,
-    report: Report = lambda kind, words: None,
+    report: StateReport = lambda kind, words: None,
 ) -> Ended:
     """Take part in one fit with these rows, until it is over; gives how it ended.
 
@@ -201,7 +200,7 @@ def document_of(config: Config) -> dict[str, Any]:
 
 def serve_fit(
     config: Config,
-    report: Report = lambda kind, words: None,
+    report: StateReport = lambda kind, words: None,
     make: Callable[..., Relay] = Relay,
 ) -> Ended:
     """A relay and an analyst in one process, for one fit; gives how it ended."""
@@ -270,7 +269,9 @@ def _begins(expected: int) -> Callable[[Follower], None]:
     return act
 
 
-def _say_farewell(server: RelayServer, sites: set[str], seconds: float, report: Report) -> None:
+def _say_farewell(
+    server: RelayServer, sites: set[str], seconds: float, report: StateReport
+) -> None:
     """Stay until each site that takes part has got the end, and left."""
     end, here, untold = time.monotonic() + seconds, set(server.workers()), sites
     while untold and time.monotonic() < end:

@@ -154,7 +154,7 @@ def looks(ask: Ask) -> Iterator[Statistics]:
 
 @final
 @dataclass(frozen=True)
-class Seen:
+class _Seen:
     """What a sum says of one place."""
 
     squared: float
@@ -162,15 +162,15 @@ class Seen:
     objective: float | None
 
 
-def seen_in(ask: Ask, found: Sum) -> list[Seen]:
+def seen_in(ask: Ask, found: Sum) -> list[_Seen]:
     """What a sum says to each of `looks`."""
     parts = ask.split(found) if isinstance(ask, Joint) else [found]
     return [_seen(one, p.value / p.rows) for one, p in zip(looks(ask), parts, strict=True)]
 
 
-def _seen(ask: Statistics, mean: FloatArray) -> Seen:
+def _seen(ask: Statistics, mean: FloatArray) -> _Seen:
     size = len(ask.statistics)
     step = ask.metric.unwhiten(mean[:size])
     gain = float(mean[:size] @ mean[:size]) / 2 if ask.metric.in_nats else None
     objective = float(ask.model.penalty(ask.params)) - float(mean[size]) if ask.values else None
-    return Seen(float(step @ step), gain, objective)
+    return _Seen(float(step @ step), gain, objective)

@@ -17,7 +17,7 @@ from emfed.network.exchange.relay import Relay
 from emfed.network.exchange.statements import Roster, is_post_of
 from emfed.network.websocket.background import ServerLine
 from emfed.network.websocket.greeting import MISUSE, Refused
-from emfed.network.websocket.reception import Link, Reception
+from emfed.network.websocket.reception import Reception, SiteCall
 
 logger = logging.getLogger(__name__)
 TICK = 0.5
@@ -29,7 +29,7 @@ DISK_PAUSE = 10.0
 
 
 @final
-class _MemberLink(Link):
+class _MemberLink(SiteCall):
     """A member's connection, and what is on its way to it."""
 
     def __init__(self, name: str, process: bytes, digest: bytes, line: ServerLine) -> None:

@@ -134,7 +134,7 @@ def open_doors(host: str, port: int) -> list[ListeningSocket]:
     return doors
 
 
-class Link:
+class SiteCall:
     """One site's connection."""
 
     def __init__(self, name: str, process: bytes, digest: bytes, line: ServerLine) -> None:
@@ -151,10 +151,10 @@ class Link:
         return True
 
 
-LinkT = TypeVar("LinkT", bound=Link)
+CallT = TypeVar("CallT", bound=SiteCall)
 
 
-class Reception(ABC, Generic[LinkT]):
+class Reception(ABC, Generic[CallT]):
     """Sites that are connected now, known by the names of their keys.
 
     ``keys`` is the server's folder of keys, or None to let anybody of this machine in, without TLS.
@@ -175,7 +175,7 @@ class Reception(ABC, Generic[LinkT]):
             text = (keys / "server.pem").read_text(encoding="ascii")
             self._certificate = ssl.PEM_cert_to_DER_cert(text)
         self._silence = silence
-        self._links: dict[str, LinkT] = {}
+        self._links: dict[str, CallT] = {}
         self._said: dict[str, float] = {}
         self._background = Background("emfed-server")
         try:
@@ -192,14 +192,14 @@ class Reception(ABC, Generic[LinkT]):
     # What subclasses say.
 
     @abstractmethod
-    def _meet(self, name: str, process: bytes, digest: bytes, line: ServerLine) -> LinkT:
+    def _meet(self, name: str, process: bytes, digest: bytes, line: ServerLine) -> CallT:
         """The link of a site that has shown its key."""
 
     @abstractmethod
-    async def _converse(self, link: LinkT) -> None:
+    async def _converse(self, link: CallT) -> None:
         """All that is said after the welcome, until the connection ends."""
 
-    def _lost(self, link: LinkT) -> None:
+    def _lost(self, link: CallT) -> None:
         """A site is gone, and its link with it."""
 
     # Called from other threads.
@@ -261,7 +261,7 @@ class Reception(ABC, Generic[LinkT]):
         """A connection, from its first word to its last."""
         assert isinstance(line, ServerLine)
         place = show_place(line)
-        link: LinkT | None = None
+        link: CallT | None = None
         try:
             link = await self._admit(line)
             await self._listen(link)
@@ -275,7 +275,7 @@ class Reception(ABC, Generic[LinkT]):
             if link is not None:
                 self._drop(link)
 
-    async def _admit(self, line: ServerLine) -> LinkT:
+    async def _admit(self, line: ServerLine) -> CallT:
         """Find out who calls; the place of a site is taken when this returns."""
         async with asyncio.timeout(GREETING_SECONDS):
             nonce = os.urandom(NONCE_BYTES)
@@ -313,7 +313,7 @@ class Reception(ABC, Generic[LinkT]):
             raise Refused(REMOVED, f"called with a key that was removed, {shown}")
         raise Refused(UNKNOWN, f"called with a key that may not join, {shown}")
 
-    async def _take_place(self, link: LinkT) -> None:
+    async def _take_place(self, link: CallT) -> None:
         """One connection a key: a second one replaces a dead one, and only that."""
         old = self._links.get(link.name)
         if old is not None and old.process != link.process and await self._lives(old):
@@ -328,7 +328,7 @@ class Reception(ABC, Generic[LinkT]):
             self._close(old, REPLACED)
         self._links[link.name] = link
 
-    async def _lives(self, link: LinkT) -> bool:
+    async def _lives(self, link: CallT) -> bool:
         """Whether a connection's other end answers."""
         before = link.line.heard
         with contextlib.suppress(TimeoutError, ConnectionClosed):
@@ -337,21 +337,21 @@ class Reception(ABC, Generic[LinkT]):
                 return True
         return link.line.heard > before
 
-    async def _listen(self, link: LinkT) -> None:
+    async def _listen(self, link: CallT) -> None:
         """Say welcome, and converse until the end."""
         link.line.trust()
         await link.line.send(WELCOME + link.name.encode())
         logger.info("%s is connected from %s", link.name, link.place)
         await self._converse(link)
 
-    def _drop(self, link: LinkT) -> None:
+    def _drop(self, link: CallT) -> None:
         """A site is gone."""
         if self._links.get(link.name) is link:
             del self._links[link.name]
             logger.info("%s is gone", link.name)
         self._lost(link)
 
-    def _close(self, link: LinkT, code: int) -> asyncio.Task[None]:
+    def _close(self, link: CallT, code: int) -> asyncio.Task[None]:
         return asyncio.get_running_loop().create_task(link.line.close(code))
 
     async def _watch(self) -> None:
@@ -372,7 +372,7 @@ class Reception(ABC, Generic[LinkT]):
             except Exception:  # a disk that fails for a moment must not end the watch
                 logger.exception("the watch over connections goes on")
 
-    async def _look_at(self, link: LinkT, ping: bool) -> None:
+    async def _look_at(self, link: CallT, ping: bool) -> None:
         if link.line.silent(self._silence):
             logger.warning("%s is silent; its connection is cut", link.name)
             link.line.transport.abort()

@@ -28,7 +28,7 @@ from emfed.core.errors import EmfedError
 from emfed.network.transport import Transport
 from emfed.network.websocket.background import ServerLine
 from emfed.network.websocket.greeting import MISUSE, SILENCE_SECONDS, Refused
-from emfed.network.websocket.reception import Link, Reception
+from emfed.network.websocket.reception import Reception, SiteCall
 
 logger = logging.getLogger(__name__)
 ABSENT_SECONDS = 15.0
@@ -49,7 +49,7 @@ class _Question:
 
 
 @final
-class _AskedLink(Link):
+class _AskedLink(SiteCall):
     """One site's connection, and what it was asked."""
 
     def __init__(self, name: str, process: bytes, digest: bytes, line: ServerLine) -> None:
