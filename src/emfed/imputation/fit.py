@@ -360,8 +360,8 @@ def _imputed(
         assert grid is not None
         if given.mode == "paper":
             raise SettingsError(
-                "mode 'paper' needs the table in this process (ARCHITECTURE.md says why): use mode "
-                "'observed' or 'cell' where sites elsewhere have their own records."
+                "mode 'paper' needs the table in this process (docs/decisions/020 says why). Use "
+                "mode 'observed' or 'cell' where sites elsewhere have their own records."
             )
         if given.mode in ONE_UPLOAD:
             return _of_sums(given, table, grid, watch, progress)
