@@ -58,7 +58,10 @@ BAD: dict[str, tuple[str | bytes, str]] = {
     "bars": ("a|b\n1|2\n3|4\n", "parted by '|': say --separator '|'."),
     "tabs in a csv": ("a\tb\n1\t2\n3\t4\n", "parted by tab: say --separator tab."),
     "spaces": ("a b\n1 2\n3 4\n", "parted by space: say --separator space."),
-    "decimal commas": ('a,b\n"1,5",2\n"-2,5",3\n', "has a decimal comma (2 cells): say --decimal , (or"),
+    "decimal commas": (
+        'a,b\n"1,5",2\n"-2,5",3\n',
+        "has a decimal comma (2 cells): say --decimal , (or",
+    ),
     "two of one name": ("a,b,a\n1,2,3\n4,5,6\n", "two columns called 'a'"),
     "two without a name": ("a,,\n1,2,3\n", "two columns without a name"),
     "words": ("a,b\n1,2\n3,four\n", "line 3, column 'b': 'four' is no number: write it as one"),
