@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 import emfed
+import tests.models.negative_binomial  # noqa: F401 (registers a family of its own)
 from emfed.core.protocols import FloatArray
 
 FAMILIES: dict[str, Any] = {
@@ -29,7 +30,8 @@ FAMILIES: dict[str, Any] = {
         "exponential",
     ],
 }
-"""A list of families per kind of table."""
+"""A list of families per kind of table; every registered family has one."""
+FAMILIES |= {name: [name] * 2 for name in emfed.models.FAMILIES if name not in FAMILIES}
 
 
 def column(family: Any, k: int, labels: Any, exposure: FloatArray, rng: Any) -> FloatArray:
@@ -50,6 +52,9 @@ def column(family: Any, k: int, labels: Any, exposure: FloatArray, rng: Any) -> 
         return rng.gamma(shape[labels], mean[labels] / shape[labels])
     if family == "exposure":
         return exposure
+    if isinstance(family, str):
+        made = emfed.models.FAMILIES[family]
+        return made().draw(np.array(made.examples)[labels], np.ones(n), rng.random(n))
     p = rng.dirichlet(np.full(family.categories, 0.4), size=k)
     return np.array([rng.choice(family.categories, p=p[j]) for j in labels], dtype=float)
 

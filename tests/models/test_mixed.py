@@ -43,6 +43,8 @@ def log_density(family: Any, mine: Any, j: int, y: float, exposure: float) -> fl
         return stats.expon(scale=mine["mean"][j]).logpdf(y)
     if family == "gamma":
         return stats.gamma(mine["shape"][j], scale=mine["mean"][j] / mine["shape"][j]).logpdf(y)
+    if family == "negative_binomial":
+        return stats.nbinom(2, 1 / (1 + 0.5 * mine["mean"][j])).logpmf(y)
     return float(np.log(mine["probabilities"][j][int(y)]))
 
 

@@ -32,6 +32,7 @@ from emfed.data.reading import Categories
 from emfed.models.clusters import Clusters
 from emfed.models.columns import ColumnParameters
 from emfed.models.component_summaries import digits, fixed
+from emfed.models.families import FAMILIES
 from emfed.models.markov import HiddenMarkov
 
 STEP = 1e-4
@@ -186,11 +187,12 @@ SINGULAR = {
     "intercepts": "intercept",
     "coefficients": "coefficient",
     "covariances": "covariance",
+    "probabilities": "probability",
 }
 FIRST = ("weight", "initial", "transition")
 """What a table begins with."""
-SHARES = ("weights", "initial", "transitions", "bernoulli", "categorical")
-POSITIVE = ("noise", "variance", "poisson", "exponential", "gamma")
+SHARES = ("weights", "initial", "transitions")
+POSITIVE = ("noise", "variance")
 
 
 @final
@@ -213,7 +215,7 @@ def quantities(
     """
     found: list[Quantity] = []
     for name, array in params.arrays().items():
-        if isinstance(params, ColumnParameters) and name not in AXES:
+        if isinstance(params, ColumnParameters) and name in params.families:
             found += _of_columns(model.columns, name, array, columns, categories or {})
         else:
             found += _of_array(model, name, array, columns)
@@ -225,30 +227,22 @@ def _of_columns(
 ) -> list[Quantity]:
     """Numbers of the columns of one family, ``(K, columns, numbers)``."""
     names = columns or layout.names or [str(j) for j in range(layout.count)]
-    width = int(np.prod(array.shape[1:])) if array.size else 0
     labels: list[tuple[str, str, str]] = []
-    for group in layout.groups:
-        if group.array != name:
+    for column, family in zip(names, layout.families, strict=True):
+        if not isinstance(family, FAMILIES[name]):
             continue
-        own = group.family.names
-        for column in group.columns.tolist():
-            if name == "categorical":
-                said = categories.get(names[column], range(group.family.categories))
-                labels += [("probability", f"{names[column]}={word}", "share") for word in said]
+        for what, kind in family.parameters.items():
+            if family.nominal:
+                said = categories.get(column, range(family.size))
+                labels += [(SINGULAR.get(what, what), f"{column}={word}", kind) for word in said]
             else:
-                labels += [(what, names[column], _kind(name, what)) for what in own]
-    assert len(labels) == width
+                labels.append((what, column, kind))
+    assert len(labels) == int(np.prod(array.shape[1:]))
     return [
         Quantity(f"{what}[{k}, {column}]", kind)
         for k in range(len(array))
         for what, column, kind in labels
     ]
-
-
-def _kind(name: str, what: str = "") -> str:
-    if name in SHARES:
-        return "share"
-    return "positive" if name in POSITIVE or what in POSITIVE else "any"
 
 
 def _axes_of(model: Any, name: str, count: int) -> str:
@@ -277,7 +271,7 @@ def _of_array(model: Any, name: str, array: FloatArray, columns: Names) -> list[
         what = SINGULAR.get(name, name)
         if diagonal or (name == "covariances" and not square):
             what, places = "variance", places[:-1] if square else places
-        own = "positive" if what == "variance" else _kind(name)
+        own = "share" if name in SHARES else "positive" if what in POSITIVE else "any"
         alone = name in SHARES and array.shape[-1] == 1
         shown = not alone and not (square and index[-1] < index[-2])
         found.append(Quantity(f"{what}[{', '.join(places)}]" if places else what, own, shown))

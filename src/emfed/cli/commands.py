@@ -105,8 +105,7 @@ def fit(
     types: Annotated[
         str | None,
         option(
-            "Families of columns, as in stays=poisson:days,ward=categorical: gaussian, poisson "
-            "(with an exposure), bernoulli, categorical, exponential, gamma.",
+            "Families of columns, as in stays=poisson:days,ward=categorical: FAMILIES.",
             DATA,
             "LIST",
         ),

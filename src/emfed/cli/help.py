@@ -176,7 +176,12 @@ class Command(TyperCommand):
                 words = getattr(param, "help", "") or _declared(self.callback, param.name)
                 heading, record = "Arguments", (_argument(param), words)
             # typer escapes brackets for rich, which does not draw this
-            sections.setdefault(heading, []).append((record[0], record[1].replace("\\[", "[")))
+            words = record[1].replace("\\[", "[")
+            if "FAMILIES" in words:  # imported here: no other help needs numpy
+                from emfed.models.families import written
+
+                words = words.replace("FAMILIES", ", ".join(written()))
+            sections.setdefault(heading, []).append((record[0], words))
         for heading, rows in sections.items():
             with formatter.section(heading):
                 formatter.write_dl(rows)

@@ -11,9 +11,7 @@ from emfed.cli.tables import PIPE, form_of, listed, source_of
 from emfed.core.errors import DataError, SettingsError
 from emfed.data import Column, Schema, read
 from emfed.data.reader import open_tables
-from emfed.models import Categorical, Poisson
-
-FAMILIES = ("gaussian", "poisson", "bernoulli", "categorical", "exponential", "gamma", "exposure")
+from emfed.models.families import EXPOSURE, FAMILIES, Family, read_family
 
 OTHERWISE = (
     "choose others with --columns, name it as the workers' with --groups, or say "
@@ -49,28 +47,28 @@ def read_workers(options: Options, paths: Sequence[str], types: str | None = Non
     wanted = chosen or [name for name in have if name != groups]
     _check_names(wanted, have, groups, given, paths[0])
     columns = [
-        Column(name, "category" if given.get(name) == "categorical" else "number")
-        for name in wanted
+        Column(name, "category" if given.get(name) in FAMILIES else "number") for name in wanted
     ]
     table = read(files, Schema(columns, groups, form=form, otherwise=OTHERWISE))
     families = {name: _family(name, said, table.levels) for name, said in given.items()}
     return Intake(table.workers, tuple(wanted), families, table.levels)
 
 
-def parse_types(types: str | None) -> dict[str, str]:
-    """``stays=poisson:days, ward=categorical`` by column."""
-    found: dict[str, str] = {}
+def parse_types(types: str | None) -> dict[str, Family | str]:
+    """``stays=poisson:days, ward=categorical`` by column; a name for categories, to be counted."""
+    found: dict[str, Family | str] = {}
     for part in [] if types is None else listed(types):
         name, equals, family = part.partition("=")
-        kind, _, exposure = family.partition(":")
-        if not equals or kind not in FAMILIES or (exposure and kind != "poisson"):
+        try:
+            made = read_family(family)
+        except SettingsError as error:
+            problem = str(error) if equals else f"{part!r} has no '='."
             raise SettingsError(
-                f"--types must be like age=gaussian,stays=poisson:days,ward=categorical, with "
-                f"families {', '.join(FAMILIES)}; got {part!r}."
-            )
-        found[name.strip()] = family
-        if exposure:
-            found[exposure] = "exposure"
+                f"--types must be like age=gaussian,stays=poisson:days,ward=categorical: {problem}"
+            ) from None
+        found[name.strip()] = made
+        if isinstance(made, Family) and isinstance(made.exposure, str):
+            found[made.exposure] = EXPOSURE
     return found
 
 
@@ -95,11 +93,11 @@ def _check_names(
         raise DataError(f"{where} has no column beside the one of workers.")
 
 
-def _family(name: str, said: str, categories: Mapping[str, Sequence[str]]) -> Any:
+def _family(name: str, said: Family | str, categories: Mapping[str, Sequence[str]]) -> Any:
     """The family of a column that --types names."""
-    kind, _, exposure = said.partition(":")
-    if kind == "categorical":
-        if len(categories[name]) < 2:
-            raise DataError(f"column {name!r} has one category only: leave it out.")
-        return Categorical(len(categories[name]))
-    return Poisson(exposure=exposure) if exposure else kind
+    if name not in categories:
+        return said
+    if len(categories[name]) < 2:
+        raise DataError(f"column {name!r} has one category only: leave it out.")
+    made: Any = FAMILIES[str(said)]
+    return made(len(categories[name]))

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import emfed.models.positive_families  # noqa: F401 (registers its families)
 from emfed.core.protocols import Model
 from emfed.core.registry import MODELS, register_model
 from emfed.models.categories import Categorical
@@ -9,7 +10,7 @@ from emfed.models.cells import CellSums
 from emfed.models.clusters import Centres, Clusters, k_means
 from emfed.models.factors import FactorMixture, factor_analysis, ppca
 from emfed.models.factory import COVARIANCES, gaussian_mixture
-from emfed.models.families import Poisson
+from emfed.models.families import FAMILIES, Family, Poisson, register_family
 from emfed.models.gaussian import GaussianMixture
 from emfed.models.linear import LinearGaussian, Location
 from emfed.models.loadings import FactorParameters
@@ -32,6 +33,8 @@ __all__ = [
     "regression_mixture",
     "RegressionMixture",
     "COVARIANCES",
+    "FAMILIES",
+    "Family",
     "Categorical",
     "CellSums",
     "Centres",
@@ -60,6 +63,7 @@ __all__ = [
     "make_model",
     "mixed_mixture",
     "ppca",
+    "register_family",
     "register_model",
 ]
 

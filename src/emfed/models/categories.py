@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, final
 
@@ -10,8 +10,10 @@ import numpy as np
 
 from emfed.core.errors import check_count
 from emfed.core.protocols import FloatArray
-from emfed.core.registry import stored
-from emfed.models.families import IMPOSSIBLE, Family, positive
+from emfed.models.families import IMPOSSIBLE, Examples, Family, Scale, positive, register_family
+
+ROUNDING = 1e-12
+"""A share that a difference may leave of nothing."""
 
 
 def clip_simplex(p: FloatArray, floor: float) -> FloatArray:
@@ -30,15 +32,17 @@ def clip_simplex(p: FloatArray, floor: float) -> FloatArray:
     return p
 
 
-@stored("family/bernoulli")
+@register_family
 @final
 @dataclass(frozen=True)
 class BernoulliColumn(Family):
     """0 or 1: the probability of 1."""
 
     name: ClassVar[str] = "bernoulli"
+    title: ClassVar[str] = "Bernoulli"
     whole: ClassVar[bool] = True
-    names: ClassVar[tuple[str, ...]] = ("probability",)
+    parameters: ClassVar[Mapping[str, Scale]] = {"probability": "share"}
+    examples: ClassVar[Examples] = ((0.2,), (0.8,))
     support: ClassVar[str] = "0 or 1"
 
     def nearest(self, y: FloatArray, mean: FloatArray) -> FloatArray:
@@ -46,12 +50,6 @@ class BernoulliColumn(Family):
 
     def allowed(self, xp: Any, y: Any) -> Any:
         return (y == 0) | (y == 1)
-
-    def typical(self, mean: FloatArray, extra: FloatArray, scale: FloatArray) -> FloatArray:
-        return mean[..., None]
-
-    def expand(self, xp: Any, z: Any, exposure: Any) -> Sequence[Any]:
-        return (z,)
 
     def natural(self, theta: FloatArray, scale: FloatArray) -> tuple[FloatArray, FloatArray]:
         """The log-odds."""
@@ -68,9 +66,6 @@ class BernoulliColumn(Family):
         low = positive(means, before)
         return np.where(low > 1 + IMPOSSIBLE, 1 - (1 - before) / 4, low)
 
-    def expected(self, theta: FloatArray) -> FloatArray:
-        return theta
-
     def covariance(self, theta: FloatArray, scale: FloatArray) -> FloatArray:
         """p (1 - p), not too small."""
         return np.maximum(theta * (1 - theta), 0.01)[..., None]
@@ -80,11 +75,15 @@ class BernoulliColumn(Family):
         share = np.clip(typical, 0.01, 0.99)
         return 1 / (1 + np.exp(-np.log(share / (1 - share)) - draws[..., :1]))
 
+    def code_shares(self, mass: FloatArray, moments: FloatArray) -> FloatArray:
+        rest = mass[..., None] - moments
+        return np.concatenate([moments, np.where(np.abs(rest) < ROUNDING, 0.0, rest)], axis=-1)
+
     def proper(self, theta: FloatArray) -> bool:
         return bool(np.all((theta > 0) & (theta < 1)))
 
-    def mean(self, theta: FloatArray, exposure: FloatArray) -> FloatArray:
-        return theta[..., 0]
+    def variance(self, theta: FloatArray) -> FloatArray:
+        return theta[..., 0] * (1 - theta[..., 0])
 
     def draw(self, theta: FloatArray, exposure: FloatArray, u: FloatArray) -> FloatArray:
         """1 above the probability of 0."""
@@ -95,7 +94,7 @@ class BernoulliColumn(Family):
         return np.where(y < 0, 0.0, np.where(y < 1, 1 - theta[..., 0], 1.0))
 
 
-@stored("family/categorical")
+@register_family
 @final
 @dataclass(frozen=True)
 class Categorical(Family):
@@ -115,9 +114,11 @@ class Categorical(Family):
 
     categories: int
     name: ClassVar[str] = "categorical"
+    nominal: ClassVar[bool] = True
     whole: ClassVar[bool] = True
     filler: ClassVar[float] = -1.0
-    names: ClassVar[tuple[str, ...]] = ("probabilities",)
+    parameters: ClassVar[Mapping[str, Scale]] = {"probabilities": "share"}
+    examples: ClassVar[Examples] = ((0.6, 0.3, 0.1), (0.1, 0.2, 0.7))
     support: ClassVar[str] = "a code 0, 1, ... below the number of categories"
 
     def __post_init__(self) -> None:
@@ -184,6 +185,18 @@ class Categorical(Family):
         """Frequencies of all data, disturbed."""
         p = np.maximum(typical, 0.01) * np.exp(0.7 * draws)
         return p / p.sum(axis=-1, keepdims=True)
+
+    def begin_at(
+        self, centres: FloatArray, variances: FloatArray, typical: FloatArray
+    ) -> FloatArray:
+        """Tilted towards the codes on the centre's side."""
+        codes = np.arange(self.categories)
+        away = codes - (typical @ codes)[:, None]
+        spread = np.sqrt((typical * away**2).sum(axis=-1, keepdims=True))
+        return self.begin(centres[..., None] * away / np.where(spread > 0, spread, 1.0), typical)
+
+    def code_shares(self, mass: FloatArray, moments: FloatArray) -> FloatArray:
+        return moments
 
     def proper(self, theta: FloatArray) -> bool:
         return bool(np.all(theta > 0) and np.allclose(theta.sum(axis=-1), 1, atol=1e-6))

@@ -11,57 +11,69 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, final
+from typing import Any, Self, final
 
 import numpy as np
 from array_api_compat import array_namespace, device
 
-from emfed.core.configuration import check_keys
+from emfed.core.configuration import nearest
 from emfed.core.errors import DataError, SettingsError
 from emfed.core.protocols import FloatArray, IntArray, Names, Parameters, Summaries
 from emfed.core.registry import stored
-from emfed.models.categories import BernoulliColumn, Categorical
-from emfed.models.families import Family, Gaussian, Poisson
+from emfed.models.families import EXPOSURE, FAMILIES, Family, Gaussian, make_family
 from emfed.models.mixture import blocks, to_numpy
 from emfed.models.naming import column_name, row_name
 from emfed.models.parameters import check_sizes
-from emfed.models.positive_families import Exponential, Gamma
 from emfed.models.rows import combine_seen, seen_moments, total_weight
 
-EXPOSURE = "exposure"
-"""What a column is called that only says how much a count was exposed to."""
-NAMED: dict[str, Family] = {
-    f.name: f for f in (Gaussian(), Poisson(), BernoulliColumn(), Exponential(), Gamma())
-}
-ARRAYS = (*NAMED, Categorical.name)
+FIRST = ("gaussian", "poisson", "bernoulli", "exponential", "gamma", "categorical")
+"""The families of release 0.1, whose model files have statistics in this order. Others follow, as
+the table has them: not by when they were registered, which differs between sites."""
 
 
-def _none() -> FloatArray:
-    return np.empty(0)
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class ColumnParameters(Parameters):
-    """Parameters of each family's columns, in the order of the table; ``(K, ...)`` each.
+    """An array of parameters for each family, of its columns in the order of the table.
 
-    ``gaussian`` ``(K, c, 2)`` holds means and variances, ``poisson`` ``(K, c)`` rates,
-    ``bernoulli`` ``(K, c)`` probabilities, ``exponential`` ``(K, c)`` means, ``gamma``
-    ``(K, c, 2)`` shapes and means, ``categorical`` ``(K, n)`` the probabilities of the categories
-    of all categorical columns, one column after the other. All may share leading axes.
+    It has the family's name: ``(K, c)`` for ``poisson``, whose only parameter is the rate,
+    ``(K, c, 2)`` for ``gaussian``, which has two, and ``(K, n)`` for ``categorical``, the
+    probabilities of one column after the other. All may share leading axes.
     """
 
-    gaussian: FloatArray = field(default_factory=_none)
-    poisson: FloatArray = field(default_factory=_none)
-    bernoulli: FloatArray = field(default_factory=_none)
-    exponential: FloatArray = field(default_factory=_none)
-    gamma: FloatArray = field(default_factory=_none)
-    categorical: FloatArray = field(default_factory=_none)
+    families: Mapping[str, FloatArray]
 
-    def __post_init__(self) -> None:
-        for name, value in self.arrays().items():
+    def __init__(self, families: Mapping[str, Any], **others: Any) -> None:
+        if unknown := [name for name in families if name not in FAMILIES]:
+            raise SettingsError(
+                f"there is no family {unknown[0]!r}; {nearest(unknown[0], list(FAMILIES))}"
+            )
+        found = {name: np.asarray(a, dtype=np.float64) for name, a in families.items()}
+        object.__setattr__(self, "families", found)
+        for name, value in others.items():
             object.__setattr__(self, name, np.asarray(value, dtype=np.float64))
+
+    def __getattr__(self, name: str) -> FloatArray:
+        found: FloatArray | None = self.__dict__.get("families", {}).get(name)
+        if found is None:
+            raise AttributeError(f"{type(self).__name__} has no {name!r}")
+        return found
+
+    def arrays(self) -> dict[str, FloatArray]:
+        """The arrays by name, those of families first."""
+        names = [f.name for f in dataclasses.fields(self) if f.name != "families"]
+        return {**self.families, **{name: getattr(self, name) for name in names}}
+
+    def take(self, index: Any) -> Self:
+        """Index the leading axis of every array."""
+        return self.with_arrays({name: array[index] for name, array in self.arrays().items()})
+
+    def with_arrays(self, arrays: Mapping[str, FloatArray]) -> Self:
+        """The parameters with these arrays in place of their own."""
+        made: Any = type(self)
+        same: Self = made(**{**self.arrays(), **arrays})
+        return same
 
 
 @final
@@ -72,10 +84,8 @@ class FamilyColumns:
     family: Family
     columns: IntArray
     exposures: IntArray | None
-    array: str
-    """The name of their array among the parameters."""
-    first: int
-    """Where they begin in it."""
+    places: IntArray
+    """Where their parameters are in the family's array, on its axis of columns."""
 
     @property
     def width(self) -> int:
@@ -84,11 +94,11 @@ class FamilyColumns:
 
     def read(self, params: ColumnParameters) -> FloatArray:
         """theta of the group, ``(..., K, c, size)``."""
-        whole, c, size = getattr(params, self.array), len(self.columns), self.family.size
-        if self.array == Categorical.name:
-            return whole[..., None, self.first : self.first + size]
-        part = whole if size > 1 else whole[..., None]
-        return part[..., self.first : self.first + c, :]
+        whole = params.families[self.family.name]
+        if len(self.family.names) > 1:
+            return whole[..., self.places, :]
+        part = whole[..., self.places]
+        return part.reshape(*part.shape[:-1], len(self.columns), self.family.size)
 
 
 @stored("columns/bound")
@@ -132,7 +142,7 @@ class Columns:
         if isinstance(given, list) and given and isinstance(given[0], list):
             given = dict(given)
         if isinstance(given, Mapping):
-            exposed = [f.exposure for f in given.values() if isinstance(f, Poisson)]
+            exposed = [f.exposure for f in given.values() if isinstance(f, Family)]
             given = {**given, **{e: EXPOSURE for e in exposed if isinstance(e, str)}}
         names = tuple(given) if isinstance(given, Mapping) else None
         values = list(given.values()) if isinstance(given, Mapping) else list(given)
@@ -148,8 +158,8 @@ class Columns:
             for position in () if group.exposures is None else group.exposures.tolist():
                 if self.families[position] != EXPOSURE:
                     raise SettingsError(
-                        f"Poisson(exposure={position}): that column must have the family "
-                        f"{EXPOSURE!r}; it has {self.families[position]!r}."
+                        f"{type(group.family).__name__}(exposure={position}): that column must "
+                        f"have the family {EXPOSURE!r}; it has {self.families[position]!r}."
                     )
         if not self.groups:
             raise SettingsError("families: expected at least one column that is no exposure.")
@@ -165,22 +175,20 @@ class Columns:
                 f"families names {absent[0]!r}, which is not among the columns {list(names)}."
             )
         given = dict(zip(self.names, self.families, strict=True))
-        families = tuple(given.get(name, NAMED["gaussian"]) for name in names)
+        families = tuple(given.get(name, Gaussian()) for name in names)
         return dataclasses.replace(self, families=families, names=tuple(names))
 
     def describe(self) -> Any:
         """The families as they were given: one, a list, or pairs with names; plain JSON types."""
-        plain = [_describe(family) for family in self.families]
+        plain = [f if isinstance(f, str) else f.describe() for f in self.families]
         if self.names is not None:
             return [list(pair) for pair in zip(self.names, plain, strict=True)]
         return plain[0] if self.every else plain
 
     def family_words(self) -> list[str]:
         """The families that there are, each once, as people write them."""
-        named = [str(getattr(family, "name", "")) for family in self.families]
-        told = [name for name in dict.fromkeys(named) if name]
-        people = ("gaussian", "poisson", "bernoulli")
-        return [name.capitalize() if name in people else name for name in told]
+        found = [family for family in self.families if isinstance(family, Family)]
+        return list(dict.fromkeys(f.title or f.name.replace("_", " ") for f in found))
 
     @property
     def key(self) -> tuple[str, bytes]:
@@ -213,44 +221,59 @@ class Columns:
         places = tuple(range(width))
         return dataclasses.replace(self.among(places), names=None)
 
-    def _position(self, column: str | int) -> int:
-        where = list(self.names or ())
+    def _exposure(self, position: int) -> int:
+        """The position of a column's exposure."""
+        family, where = self.families[position], list(self.names or ())
+        assert isinstance(family, Family)
+        column = family.exposure
         if isinstance(column, str) and column in where:
             return where.index(column)
-        if not isinstance(column, str) and 0 <= column < self.count:
+        if not isinstance(column, str) and column is not None and 0 <= column < self.count:
             return int(column)
-        raise SettingsError(f"Poisson(exposure={column!r}): there is no such column.")
+        raise SettingsError(
+            f"{type(family).__name__}(exposure={column!r}): there is no such column."
+        )
 
     @cached_property
     def groups(self) -> tuple[FamilyColumns, ...]:
-        """Columns that are computed together: by family; categorical ones each alone."""
-        found: dict[Any, list[int]] = {}
+        """Columns that are computed together: those of equal families, apart from exposures.
+
+        Columns of categories are each alone, as model files have them.
+        """
+        found: dict[tuple[Family, int], list[int]] = {}
+        places: dict[int, IntArray] = {}
+        ends: dict[str, int] = {}
         for position, family in enumerate(self.families):
             if isinstance(family, Family):
-                exposed = isinstance(family, Poisson) and family.exposure is not None
-                alone = position if isinstance(family, Categorical) else exposed
-                found.setdefault((ARRAYS.index(family.name), alone), []).append(position)
-        groups, first = [], dict.fromkeys(ARRAYS, 0)
-        for (which, _), positions in sorted(found.items()):
-            family = self.families[positions[0]]
-            assert isinstance(family, Family)
+                shared = family.exposure is not None
+                alike: Any = family
+                alike = dataclasses.replace(alike, exposure="") if shared else family
+                key = alike, position if family.nominal else 0
+                found.setdefault(key, []).append(position)
+                first = ends.get(family.name, 0)
+                ends[family.name] = first + (1 if len(family.names) > 1 else family.size)
+                places[position] = np.arange(first, ends[family.name])
+        groups = []
+        for (family, _), positions in sorted(found.items(), key=lambda item: _rank(item[0][0])):
             exposures = None
-            if isinstance(family, Poisson) and family.exposure is not None:
-                each = [self.families[p] for p in positions]
-                named = [f.exposure for f in each if isinstance(f, Poisson)]
-                exposures = np.array([self._position(e) for e in named if e is not None])
-            name = ARRAYS[which]
-            columns = np.array(positions, dtype=np.int64)
-            groups.append(FamilyColumns(family, columns, exposures, name, first[name]))
-            first[name] += family.size if isinstance(family, Categorical) else len(positions)
+            if family.exposure is not None:
+                exposures = np.array([self._exposure(position) for position in positions])
+            own = np.concatenate([places[position] for position in positions])
+            groups.append(FamilyColumns(family, np.array(positions), exposures, own))
         return tuple(groups)
+
+    def array_shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shape of each family's array of parameters for one component."""
+        found: dict[str, tuple[int, ...]] = {}
+        for group in self.groups:
+            name, names = group.family.name, group.family.names
+            count = found.get(name, (0,))[0] + len(group.places)
+            found[name] = (count, len(names)) if len(names) > 1 else (count,)
+        return found
 
     def free_parameters(self) -> int:
         """The number for one component, where probabilities of categories sum to one."""
-        return sum(
-            len(g.columns) * (g.family.size - isinstance(g.family, Categorical))
-            for g in self.groups
-        )
+        return sum(len(g.columns) * (g.family.size - g.family.nominal) for g in self.groups)
 
     # The opening exchange.
 
@@ -318,11 +341,16 @@ class Columns:
 
     def owners(self) -> IntArray:
         """The column of each number of ``extra``."""
-        owners = []
+        return np.concatenate([np.repeat(g.columns, g.family.extra_width) for g in self.groups])
+
+    def extras(self, summary: Summaries) -> Iterator[tuple[FamilyColumns, FloatArray]]:
+        """Each group with its part of ``extra``, ``(c, e)``."""
+        done = 0
         for group in self.groups:
-            per = {Categorical.name: group.family.width, Gamma.name: 1}.get(group.array, 0)
-            owners.append(np.repeat(group.columns, per))
-        return np.concatenate(owners)
+            c, width = len(group.columns), group.family.extra_width
+            own = summary["extra"][done : done + c * width] if width else np.empty(0)
+            done += c * width
+            yield group, own.reshape(c, width)
 
     def combine(self, summaries: Summaries, shares: FloatArray) -> dict[str, FloatArray]:
         """The summary of a union: means are weighted by what was seen."""
@@ -345,13 +373,10 @@ class Columns:
         for j, family in enumerate(self.families):
             if family == EXPOSURE:
                 scale[j] = whole["mean"][j]
-        typical, done = [], 0
-        for group in self.groups:
+        typical = []
+        for group, extra in self.extras(whole):
             c = group.columns
             origin[c], scale[c] = group.family.frame(whole["mean"][c], whole["scatter"][c])
-            width = {Categorical.name: group.family.width, Gamma.name: len(c)}.get(group.array, 0)
-            extra = whole.get("extra", _none())[done : done + width].reshape(len(c), -1)
-            done += width
             centre = (whole["mean"][c] - origin[c]) / scale[c]
             typical.append(group.family.typical(centre, extra, scale[c]))
         spread = np.sqrt(np.where(whole["scatter"] > 0, whole["scatter"], 1.0))
@@ -474,22 +499,28 @@ class Columns:
             yield index, group, masses, part
 
 
+def _rank(family: Family) -> tuple[int, bool]:
+    """Where a group comes among the statistics; those of equal rank in the order of the table."""
+    known = family.name in FIRST
+    return FIRST.index(family.name) if known else len(FIRST), family.exposure is not None
+
+
 def _family(given: Any, what: str = "a column's family") -> Family | str:
     if isinstance(given, Family):
         return given
     if isinstance(given, str) and given == EXPOSURE:
         return EXPOSURE
-    if isinstance(given, str) and given in NAMED:
-        return NAMED[given]
-    if isinstance(given, Mapping):
-        kinds: dict[Any, Any] = {Categorical.name: Categorical, Poisson.name: Poisson}
-        settings = dict(given)
-        if (kind := kinds.get(settings.pop("family", None))) is not None:
-            check_keys(settings, [f.name for f in dataclasses.fields(kind)], what)
-            made: Family = kind(**settings)
-            return made
+    settings = dict(given) if isinstance(given, Mapping) else {"family": given}
+    name = settings.pop("family", None)
+    if (
+        isinstance(name, str)
+        and name in FAMILIES
+        and not (settings == {} and FAMILIES[name].nominal)
+    ):
+        return make_family(name, settings, what)
+    plain = [name for name, family in FAMILIES.items() if not family.nominal]
     raise SettingsError(
-        f"{what} must be one of {', '.join(NAMED)}, {EXPOSURE}, Categorical(n) or "
+        f"{what} must be one of {', '.join(plain)}, {EXPOSURE}, Categorical(n) or "
         f"Poisson(exposure=...); got {given!r}."
     )
 
@@ -497,17 +528,8 @@ def _family(given: Any, what: str = "a column's family") -> Family | str:
 def _has_settings(given: Any) -> bool:
     """Whether it is one family with its settings, numbers or None, not families by column."""
     return isinstance(given, Mapping) and any(
-        value is None or isinstance(value, int) for value in given.values()
+        value is None or isinstance(value, (int, float)) for value in given.values()
     )
-
-
-def _describe(family: Family | str) -> Any:
-    """A family's name, with its settings where it has any."""
-    if isinstance(family, str):
-        return family
-    named: Any = family  # each family is a dataclass
-    settings = {f.name: getattr(family, f.name) for f in dataclasses.fields(named)}
-    return {"family": family.name, **settings} if settings else family.name
 
 
 def _by_column(xp: Any, rows: Any, columns: IntArray) -> Any:

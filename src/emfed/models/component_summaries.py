@@ -5,7 +5,7 @@ Everything here follows from parameters alone; no row is needed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
@@ -15,16 +15,6 @@ from emfed.core.protocols import FloatArray, HasColumns, IntArray, Parameters
 from emfed.models.columns import Columns
 from emfed.models.emissions import by_column
 from emfed.models.loadings import FactorParameters
-
-VARIANCES: dict[str, Callable[[FloatArray], FloatArray]] = {
-    "gaussian": lambda t: t[..., 1],
-    "poisson": lambda t: t[..., 0],
-    "bernoulli": lambda t: t[..., 0] * (1 - t[..., 0]),
-    "exponential": lambda t: t[..., 0] ** 2,
-    "gamma": lambda t: t[..., 1] ** 2 / t[..., 0],
-}
-"""The variance of one value, per unit of exposure; categories have none."""
-
 
 MOST_NUMBERS = 12
 """Numbers of a column's parameters that a cell of a table holds."""
@@ -143,17 +133,17 @@ def column_portrait(
     found = by_column(columns, params)
     keys = list(found)
     cells = [_words(found[key]) for key in keys]
-    order = [int(c) for group in columns.groups for c in group.columns]
-    labels = [names[c] for c in sorted(order)]
+    labels = [names[c] for c in sorted(c for g in columns.groups for c in g.columns.tolist())]
     which, means, variances = [], [], []
+    levels: dict[str, FloatArray] = {}
     for group in columns.groups:
-        if group.array in VARIANCES:
-            theta = group.read(params)
-            which += group.columns.tolist()
+        theta, own = group.read(params), group.columns.tolist()
+        if group.family.nominal:
+            levels |= {names[c]: theta[..., place, :] for place, c in enumerate(own)}
+        else:
+            which += own
             means.append(group.family.mean(theta, np.ones(1)))
-            variances.append(VARIANCES[group.array](theta))
-    own = zip(labels, keys, strict=True)
-    levels = {n: found[k]["probabilities"] for n, k in own if "probabilities" in found[k]}
+            variances.append(group.family.variance(theta))
     if not which:
         return Portrait(weights, labels, cells, _NO_COLUMNS, levels=levels)
     picked = np.argsort(which)

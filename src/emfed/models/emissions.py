@@ -15,28 +15,20 @@ import numpy as np
 
 from emfed.core.errors import SettingsError
 from emfed.core.protocols import FloatArray, HeldUp, Layout
-from emfed.models.categories import Categorical
-from emfed.models.columns import ARRAYS, ColumnParameters, Columns, FamilyColumns
+from emfed.models.columns import ColumnParameters, Columns, FamilyColumns
 from emfed.models.components import SMALLEST_MASS, held_at
 from emfed.models.families import positive
 
 
-def _collect(
-    columns: Columns, lead: tuple[int, ...], parts: list[FloatArray]
-) -> dict[str, FloatArray]:
-    """Parameters group by group, ``(*lead, K, c, size)``, as the arrays of `ColumnParameters`."""
-    found: dict[str, list[FloatArray]] = {name: [] for name in ARRAYS}
+def _collect(columns: Columns, parts: list[FloatArray]) -> dict[str, FloatArray]:
+    """Parameters group by group, ``(..., K, c, size)``, as the arrays of `ColumnParameters`."""
+    lead = parts[0].shape[:-2]
+    out = {name: np.empty((*lead, *shape)) for name, shape in columns.array_shapes().items()}
     for group, theta in zip(columns.groups, parts, strict=True):
-        if group.array == Categorical.name:
-            theta = theta[..., 0, :]
-        elif group.family.size == 1:
-            theta = theta[..., 0]
-        found[group.array].append(theta)
-    out = {}
-    for name, thetas in found.items():
-        axis = -2 if name in ("gaussian", "gamma") else -1
-        empty = np.empty((*lead, 0, 2) if axis == -2 else (*lead, 0))
-        out[name] = np.concatenate(thetas, axis=axis) if thetas else empty
+        if len(group.family.names) > 1:
+            out[group.family.name][..., group.places, :] = theta
+        else:
+            out[group.family.name][..., group.places] = theta.reshape(*lead, -1)
     return out
 
 
@@ -49,7 +41,7 @@ def estimate(
         typical = columns.constants.typical[index]
         theta = group.family.estimate(masses + prior, part + prior * typical, columns.floor)
         parts.append(theta)
-    return _collect(columns, mass.shape, parts)
+    return _collect(columns, parts)
 
 
 def defined(
@@ -140,7 +132,7 @@ def begin(columns: Columns, components: int, draws: FloatArray) -> dict[str, Flo
         own = draws[at : at + size].reshape(shape) * _nearness(columns, group)
         parts.append(group.family.begin(own, typical))
         at += size
-    return _collect(columns, (components,), parts)
+    return _collect(columns, parts)
 
 
 def excess(columns: Columns, params: Any, component: int) -> FloatArray:
@@ -148,7 +140,7 @@ def excess(columns: Columns, params: Any, component: int) -> FloatArray:
     known = columns.constants
     out = np.zeros(len(known.spread))
     for group in columns.groups:
-        if not isinstance(group.family, Categorical):
+        if not group.family.nominal:
             own, scale = group.columns, known.scale[group.columns]
             given = group.family.covariance(group.read(params)[component], scale)[..., 0, 0]
             out[own] = known.spread[own] ** 2 / np.maximum(given * scale**2, 1e-300)
@@ -170,21 +162,13 @@ def _nearness(columns: Columns, group: FamilyColumns) -> FloatArray:
 def begin_at(columns: Columns, centres: FloatArray, variances: FloatArray) -> dict[str, FloatArray]:
     """Starting parameters near clusters, whose centres are in standard deviations of each column.
 
-    Where `begin` draws at random it goes as far as the centres lie; probabilities of categories
-    are tilted towards the codes on the centre's side.
+    Where `begin` draws at random it goes as far as the centres lie.
     """
-    k, known, parts = len(centres), columns.constants, []
-    for group, typical in zip(columns.groups, known.typical, strict=True):
-        z = centres[:, group.columns][..., None]
-        draws = np.repeat(z, group.family.width, axis=-1)
-        if isinstance(group.family, Categorical):
-            codes = np.arange(group.family.width) - known.mean[group.columns][:, None]
-            draws = draws * codes / known.spread[group.columns][:, None]
-        theta = group.family.begin(draws * _nearness(columns, group), typical)
-        if group.array == "gaussian":
-            theta[..., 1] = variances[group.columns]
-        parts.append(theta)
-    return _collect(columns, (k,), parts)
+    parts = []
+    for group, typical in zip(columns.groups, columns.constants.typical, strict=True):
+        near = centres[:, group.columns] * _nearness(columns, group)[:, 0]
+        parts.append(group.family.begin_at(near, variances[group.columns], typical))
+    return _collect(columns, parts)
 
 
 def _frame(columns: Columns, group: FamilyColumns) -> tuple[FloatArray, FloatArray]:
@@ -199,9 +183,7 @@ def _frame(columns: Columns, group: FamilyColumns) -> tuple[FloatArray, FloatArr
 def to_user(columns: Columns, params: Any) -> dict[str, FloatArray]:
     """Parameters in the user's units."""
     parts = [g.family.leave(g.read(params), *_frame(columns, g)) for g in columns.groups]
-    lead = getattr(params, columns.groups[0].array).shape
-    axes = 2 if columns.groups[0].array in ("gaussian", "gamma") else 1
-    return _collect(columns, lead[: len(lead) - axes], parts)
+    return _collect(columns, parts)
 
 
 def from_user(columns: Columns, params: Any, components: int) -> dict[str, FloatArray]:
@@ -212,22 +194,18 @@ def from_user(columns: Columns, params: Any, components: int) -> dict[str, Float
         theta = group.read(params)
         if not (np.isfinite(theta).all() and group.family.proper(theta)):
             raise SettingsError(
-                f"start {group.array}: got values that are no {' and '.join(group.family.names)}."
+                f"start {group.family.name}: got values that are no "
+                f"{' and '.join(group.family.names)}."
             )
         parts.append(group.family.enter(theta, *_frame(columns, group)))
-    return _collect(columns, (components,), parts)
+    return _collect(columns, parts)
 
 
 def _check_shapes(columns: Columns, params: Any, components: int) -> None:
-    ends = dict.fromkeys(ARRAYS, 0)
-    for group in columns.groups:
-        alone = group.array == Categorical.name
-        ends[group.array] += group.family.size if alone else len(group.columns)
-    for name, end in ends.items():
-        shape = (components, end, 2) if name in ("gaussian", "gamma") else (components, end)
-        got = getattr(params, name).shape
-        if end and got != shape:
-            raise SettingsError(f"start {name}: expected shape {shape}; got {got}.")
+    for name, shape in columns.array_shapes().items():
+        whole, got = (components, *shape), np.shape(params.families.get(name, ()))
+        if got != whole:
+            raise SettingsError(f"start {name}: expected shape {whole}; got {got}.")
 
 
 def held_up(columns: Columns, params: Any, weights: FloatArray) -> tuple[HeldUp, ...]:

@@ -12,12 +12,14 @@ by a relative ``floor``, as a constraint: they are the exact minimisers under it
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, final
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Literal, TypeVar, final, get_type_hints
 
 import numpy as np
 
+from emfed.core.configuration import check_keys
+from emfed.core.errors import SettingsError
 from emfed.core.protocols import BoolArray, FloatArray
 from emfed.core.registry import stored
 from emfed.models.components import NEAR_FLOOR
@@ -60,12 +62,42 @@ def positive(means: FloatArray, before: FloatArray) -> FloatArray:
     return np.where(means < -IMPOSSIBLE, before / 4, means)
 
 
+Examples = tuple[tuple[float, ...], ...]
+Scale = Literal["any", "positive", "share"]
+"""What a number can be: standard errors and bounds are on its own, the log or the logit scale."""
+EXPOSURE = "exposure"
+"""What a column is called that only says how much a count was exposed to."""
+
+
+@dataclass(frozen=True)
 class Family(ABC):
-    """One exponential family, for a group of columns."""
+    """One exponential family, for a group of columns: a frozen dataclass of its settings.
+
+    Everything that a table, a report, a plot or the command line needs to know of a family is
+    here; `register_family` makes it known. What is not abstract is right where the only statistic
+    is the value and the only parameter its mean.
+
+    Examples
+    --------
+    >>> import emfed
+    >>> gamma = emfed.models.FAMILIES["gamma"]()
+    >>> gamma.describe(), gamma.names, gamma.support
+    ('gamma', ('shape', 'mean'), 'a finite number > 0')
+    """
 
     name: ClassVar[str]
-    names: ClassVar[tuple[str, ...]]
-    """What the parameters are called."""
+    """What users write: a name as in Python."""
+    title: ClassVar[str] = ""
+    """The name as a sentence has it, where that is not the name itself."""
+    parameters: ClassVar[Mapping[str, Scale]]
+    """What the parameters are called, and what each can be. One name is a single number, or one
+    for each category."""
+    examples: ClassVar[Examples]
+    """Parameters of two components that differ, which tests draw from; settings are the defaults,
+    categories as many as there are probabilities."""
+    nominal: ClassVar[bool] = False
+    """Whether values are categories: codes without an order, mean or variance. Words can stand for
+    them, and the number of categories is then the first setting."""
     whole: ClassVar[bool] = False
     """Whether values are whole numbers."""
     filler: ClassVar[float] = 0.0
@@ -81,9 +113,30 @@ class Family(ABC):
         return 1
 
     @property
+    def exposure(self) -> str | int | None:
+        """The column of a count's exposure, for families with such a setting."""
+        return None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What the parameters are called."""
+        return tuple(self.parameters)
+
+    @property
     def size(self) -> int:
         """The number of parameters of a column."""
-        return len(self.names)
+        return len(self.parameters)
+
+    @property
+    def extra_width(self) -> int:
+        """How many numbers `extra` gives a value."""
+        found = self.extra(np, np.full((1, 1), self.filler))
+        return 0 if found is None else len(found)
+
+    def describe(self) -> str | dict[str, Any]:
+        """The name, with the settings where it has any: plain JSON types."""
+        settings = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {"family": self.name, **settings} if settings else self.name
 
     @property
     def divides(self) -> bool:
@@ -106,13 +159,13 @@ class Family(ABC):
         """Origin and scale of columns with this mean and variance."""
         return np.zeros_like(mean), np.ones_like(mean)
 
-    @abstractmethod
     def typical(self, mean: FloatArray, extra: FloatArray, scale: FloatArray) -> FloatArray:
         """The mean of t(z) over all data, ``(c, width)``, given those of z and `extra`."""
+        return mean[..., None]
 
-    @abstractmethod
     def expand(self, xp: Any, z: Any, exposure: Any) -> Sequence[Any]:
-        """t(z) of ``(c, m)`` values: ``width`` arrays of that shape."""
+        """t(z) of ``(c, m)`` values: ``width`` arrays of that shape, the value first."""
+        return (z,)
 
     @abstractmethod
     def natural(self, theta: FloatArray, scale: FloatArray) -> tuple[FloatArray, FloatArray]:
@@ -122,9 +175,9 @@ class Family(ABC):
     def base(self, xp: Any, y: Any, exposure: Any, scale: Any) -> Any:
         """The part of log p(y) that no parameter changes; scale is ``(c, 1)``."""
 
-    @abstractmethod
     def estimate(self, mass: FloatArray, moments: FloatArray, floor: float) -> FloatArray:
         """T: the parameters that fit mean statistics best."""
+        return np.maximum(moments / mass[..., None], floor)
 
     def valid(self, mass: FloatArray, moments: FloatArray, floor: float) -> bool:
         """Whether `estimate` is at home here; masses are known to be positive."""
@@ -138,33 +191,50 @@ class Family(ABC):
         """Means of t(z), where no values have them replaced by ones nearer to those ``before``."""
         return means
 
-    @abstractmethod
     def expected(self, theta: FloatArray) -> FloatArray:
         """E[t(z)] at these parameters, for a typical exposure."""
+        return theta
 
     @abstractmethod
     def covariance(self, theta: FloatArray, scale: FloatArray) -> FloatArray:
-        """Cov[t(z)], ``(..., K, c, width, width)``: positive definite, for the metric alone."""
+        """Cov[t(z)], ``(..., K, c, width, width)``: positive definite, for the metric."""
 
     @abstractmethod
     def begin(self, draws: FloatArray, typical: FloatArray) -> FloatArray:
         """Starting parameters around the typical ones; draws are normal, ``(K, c, width)``."""
 
+    def begin_at(
+        self, centres: FloatArray, variances: FloatArray, typical: FloatArray
+    ) -> FloatArray:
+        """Starting parameters near centres ``(K, c)`` of clusters, in standard deviations."""
+        return self.begin(np.repeat(centres[..., None], self.width, axis=-1), typical)
+
+    def code_shares(self, mass: FloatArray, moments: FloatArray) -> FloatArray | None:
+        """The share of rows with each code, ``(..., c, codes)``; None where values are no codes.
+
+        The rule on small groups looks at these, which are counts of rows.
+        """
+        return None
+
     def leave(self, theta: FloatArray, origin: FloatArray, scale: FloatArray) -> FloatArray:
         """The frame's units to the user's."""
-        return theta
+        return theta * scale[..., None]
 
     def enter(self, theta: FloatArray, origin: FloatArray, scale: FloatArray) -> FloatArray:
         """The user's units to the frame's."""
-        return theta
+        return theta / scale[..., None]
 
     @abstractmethod
     def proper(self, theta: FloatArray) -> bool:
         """Whether these are parameters at all."""
 
-    @abstractmethod
     def mean(self, theta: FloatArray, exposure: FloatArray) -> FloatArray:
         """E[y] in the user's units, ``(...)`` for ``(..., size)``; of categories, the likeliest."""
+        return theta[..., 0]
+
+    def variance(self, theta: FloatArray) -> FloatArray:
+        """The variance of y in the user's units, at exposure one; categories have none."""
+        return self.covariance(theta, np.ones(()))[..., 0, 0]
 
     @abstractmethod
     def draw(self, theta: FloatArray, exposure: FloatArray, u: FloatArray) -> FloatArray:
@@ -175,14 +245,104 @@ class Family(ABC):
         """The distribution function, whose inverse is `draw`."""
 
 
-@stored("family/gaussian")
+FAMILIES: dict[str, type[Family]] = {}
+"""Every family by its name."""
+Registered = TypeVar("Registered", bound=type[Family])
+
+
+def register_family(family: Registered) -> Registered:
+    """Make a family known by its name: in models, model files, run.toml and on the command line.
+
+    Use it as a decorator of the family's class, a frozen dataclass of its settings. Every party
+    must have imported the module that does this. `emfed.models.FAMILIES` holds what is registered.
+
+    Parameters
+    ----------
+    family : type
+        The class: a `Family`.
+
+    Returns
+    -------
+    type
+        The class.
+
+    Raises
+    ------
+    SettingsError
+        If something is missing, or another family has the name.
+
+    Examples
+    --------
+    >>> import emfed
+    >>> "poisson" in emfed.models.FAMILIES
+    True
+    """
+    name = getattr(family, "name", "")
+    lacking = sorted(getattr(family, "__abstractmethods__", ()))
+    lacking += [what for what in ("parameters", "support", "examples") if not hasattr(family, what)]
+    if not name.isidentifier() or name == EXPOSURE or lacking:
+        want = f"{', '.join(lacking)} is missing" if lacking else f"{name!r} is no name for it"
+        raise SettingsError(f"the family {family.__name__} cannot be registered: {want}.")
+    stored(f"family/{name}")(family)
+    FAMILIES[name] = family
+    return family
+
+
+def make_family(name: str, settings: Mapping[str, Any], what: str) -> Family:
+    """The family of this name with these settings; ``what`` it is for is said in errors."""
+    cls: Any = FAMILIES[name]
+    check_keys(settings, [f.name for f in fields(cls)], what)
+    try:
+        made: Family = cls(**settings)
+    except TypeError:
+        needed = ", ".join(f.name for f in fields(cls))
+        raise SettingsError(
+            f"{what}: {name} needs its settings, as in {cls.__name__}({needed})."
+        ) from None
+    return made
+
+
+def read_family(text: str) -> Family | str:
+    """The family that ``poisson:days`` says, settings after the name; of categories the name.
+
+    The number of categories is read off the data.
+    """
+    name, *given = text.split(":")
+    cls: Any = FAMILIES.get(name)
+    known = [] if cls is None or cls.nominal else [f.name for f in fields(cls)]
+    if (cls is None and name != EXPOSURE) or len(given) > len(known):
+        raise SettingsError(f"expected one of {', '.join(written())}; got {text!r}.")
+    if cls is None or cls.nominal:
+        return name
+    hints, settings = get_type_hints(cls), dict(zip(known, given, strict=False))
+    for key, value in settings.items():
+        if hints[key] in (int, float):
+            try:
+                settings[key] = hints[key](value)
+            except ValueError:
+                raise SettingsError(f"{key} of {name} is a number; got {value!r}.") from None
+    return make_family(name, settings, text)
+
+
+def written() -> list[str]:
+    """Every family as `read_family` takes it, with its settings in brackets."""
+    found = []
+    for name, cls in FAMILIES.items():
+        settings = [] if cls.nominal else [f.name for f in fields(cls)]
+        found.append(name + "".join(f"[:{setting}]" for setting in settings))
+    return [*found, EXPOSURE]
+
+
+@register_family
 @final
 @dataclass(frozen=True)
 class Gaussian(Family):
     """Real numbers: mean and variance."""
 
     name: ClassVar[str] = "gaussian"
-    names: ClassVar[tuple[str, ...]] = ("mean", "variance")
+    title: ClassVar[str] = "Gaussian"
+    parameters: ClassVar[Mapping[str, Scale]] = {"mean": "any", "variance": "positive"}
+    examples: ClassVar[Examples] = ((-1.0, 0.5), (3.0, 1.5))
     support: ClassVar[str] = "a finite number of at most 1e140"
 
     @property
@@ -239,6 +399,11 @@ class Gaussian(Family):
         """Means with the spread of the data, unit variances."""
         return np.stack([draws[..., 0], np.ones(draws.shape[:-1])], axis=-1)
 
+    def begin_at(
+        self, centres: FloatArray, variances: FloatArray, typical: FloatArray
+    ) -> FloatArray:
+        return np.stack([centres, np.broadcast_to(variances, centres.shape)], axis=-1)
+
     def leave(self, theta: FloatArray, origin: FloatArray, scale: FloatArray) -> FloatArray:
         return np.stack([theta[..., 0] * scale + origin, theta[..., 1] * scale**2], axis=-1)
 
@@ -262,7 +427,7 @@ class Gaussian(Family):
         return np.asarray(ndtr((y - theta[..., 0]) / np.sqrt(theta[..., 1])))
 
 
-@stored("family/poisson")
+@register_family
 @final
 @dataclass(frozen=True)
 class Poisson(Family):
@@ -283,8 +448,10 @@ class Poisson(Family):
 
     exposure: str | int | None = None
     name: ClassVar[str] = "poisson"
+    title: ClassVar[str] = "Poisson"
     whole: ClassVar[bool] = True
-    names: ClassVar[tuple[str, ...]] = ("rate",)
+    parameters: ClassVar[Mapping[str, Scale]] = {"rate": "positive"}
+    examples: ClassVar[Examples] = ((2.0,), (9.0,))
     support: ClassVar[str] = "a whole number >= 0"
     stretch: ClassVar[float] = 0.5
 
@@ -355,12 +522,6 @@ class Poisson(Family):
     def begin(self, draws: FloatArray, typical: FloatArray) -> FloatArray:
         """Rates within a factor of about two of the mean."""
         return np.maximum(typical[:, :1], 1e-3) * np.exp(self.stretch * draws[..., :1])
-
-    def leave(self, theta: FloatArray, origin: FloatArray, scale: FloatArray) -> FloatArray:
-        return theta * scale[..., None]
-
-    def enter(self, theta: FloatArray, origin: FloatArray, scale: FloatArray) -> FloatArray:
-        return theta / scale[..., None]
 
     def proper(self, theta: FloatArray) -> bool:
         return bool(np.all(theta > 0))

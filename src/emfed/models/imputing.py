@@ -8,7 +8,6 @@ import numpy as np
 
 from emfed.core.protocols import FloatArray, IntArray
 from emfed.core.streams import Purpose, uniforms
-from emfed.models.categories import Categorical
 from emfed.models.columns import ColumnParameters, Columns, FamilyColumns
 from emfed.models.families import Family
 from emfed.models.sampling import draw_components
@@ -69,7 +68,7 @@ def mean_columns(
     out = np.array(data, dtype=np.float64)
     for group, which, column, rows, exposure in _holes(columns, data):
         theta = group.read(params)[:, which, :]
-        if isinstance(group.family, Categorical):
+        if group.family.nominal:
             out[rows, column] = np.argmax(shares[rows] @ theta, axis=-1)
         else:
             each = group.family.mean(theta, exposure[:, None])
@@ -116,7 +115,7 @@ def interval_columns(
         out = np.array(data, dtype=np.float64)
         for group, which, column, rows, exposure in _holes(columns, data):
             family = group.family
-            if isinstance(family, Categorical):
+            if family.nominal:
                 continue
             theta, e = group.read(params)[:, which, :], exposure[:, None]
             own = family.draw(theta, e, np.full((len(rows), len(theta)), q))

@@ -50,39 +50,40 @@ BLOCK_ELEMENTS = 1 << 20
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class MarkovParameters(ColumnParameters):
     """The parameters of a hidden Markov model.
 
     Parameters
     ----------
-    gaussian : array of shape (K, c, 2)
-        The means and variances of the Gaussian columns.
-    poisson : array of shape (K, c)
-        The rates of the Poisson columns.
-    bernoulli : array of shape (K, c)
-        The probabilities of 1 of the Bernoulli columns.
-    exponential : array of shape (K, c)
-        The means of the exponential columns.
-    gamma : array of shape (K, c, 2)
-        The shapes and means of the gamma columns.
-    categorical : array of shape (K, n)
-        The probabilities of the categories of all categorical columns, one column after the other.
     initial : array of shape (K,)
         The probabilities of the first state.
     transitions : array of shape (K, K)
         The probabilities of the next state, one row for each state.
+    families : mapping of str to array
+        The parameters of the columns of each family, as in `MixedParameters`.
+    **more : array
+        The same by keywords.
 
     Examples
     --------
     >>> import numpy as np
     >>> from emfed.models import MarkovParameters
-    >>> MarkovParameters(initial=np.array([0.5, 0.5]), transitions=np.eye(2)).transitions.shape
+    >>> MarkovParameters([0.5, 0.5], np.eye(2), poisson=[[2.0], [7.0]]).transitions.shape
     (2, 2)
     """
 
-    initial: FloatArray = dataclasses.field(default_factory=lambda: np.empty(0))
-    transitions: FloatArray = dataclasses.field(default_factory=lambda: np.empty(0))
+    initial: FloatArray
+    transitions: FloatArray
+
+    def __init__(
+        self,
+        initial: Any,
+        transitions: Any,
+        families: Mapping[str, Any] | None = None,
+        **more: Any,
+    ) -> None:
+        super().__init__({**(families or {}), **more}, initial=initial, transitions=transitions)
 
 
 @stored("hidden-markov")
@@ -338,7 +339,7 @@ class HiddenMarkov(Model):
         return MarkovParameters(
             initial=self._chain(parts["initial"], extra / self.samples),
             transitions=self._chain(parts["transitions"], extra / self._steps),
-            **emissions.estimate(self.columns, *found, self._prior),
+            families=emissions.estimate(self.columns, *found, self._prior),
         )
 
     def surrogate(self, statistics: FloatArray, params: MarkovParameters) -> FloatArray:
@@ -410,7 +411,7 @@ class HiddenMarkov(Model):
         return MarkovParameters(
             initial=np.full(k, 1 / k),
             transitions=0.5 * np.eye(k) + 0.5 / k,
-            **emissions.begin(self.columns, k, draws),
+            families=emissions.begin(self.columns, k, draws),
         )
 
     def statistics_of(self, params: MarkovParameters) -> FloatArray:
@@ -429,7 +430,9 @@ class HiddenMarkov(Model):
 
     def to_user(self, params: MarkovParameters) -> MarkovParameters:
         arrays = emissions.to_user(self.columns, params)
-        return MarkovParameters(initial=params.initial, transitions=params.transitions, **arrays)
+        return MarkovParameters(
+            initial=params.initial, transitions=params.transitions, families=arrays
+        )
 
     def from_user(self, params: MarkovParameters) -> MarkovParameters:
         """Check parameters given in the user's units and bring them into the frame."""
@@ -444,7 +447,9 @@ class HiddenMarkov(Model):
                     f"{value.shape}."
                 )
         arrays = emissions.from_user(self.columns, params, k)
-        return MarkovParameters(initial=params.initial, transitions=params.transitions, **arrays)
+        return MarkovParameters(
+            initial=params.initial, transitions=params.transitions, families=arrays
+        )
 
     def by_column(self, params: MarkovParameters) -> dict[str, Mapping[str, FloatArray]]:
         """A result's emission parameters by the name of the column, ``(K, ...)`` each."""

@@ -1,9 +1,8 @@
 """Mixtures whose columns each have a family of their own: latent class analysis and its kin.
 
-Given the component, columns are independent: Gaussian, Poisson (with exposure), Bernoulli,
-categorical, exponential or gamma. A value that is missing (NaN) at random simply does not count,
-exactly. Statistics are ``mass``, ``moments`` (responsibility times the statistics of each column)
-and ``observed`` (the mass of each column).
+Given the component, columns are independent, each of a registered family. A value that is missing
+(NaN) at random simply does not count, exactly. Statistics are ``mass``, ``moments`` (responsibility
+times the statistics of each column) and ``observed`` (the mass of each column).
 """
 
 from __future__ import annotations
@@ -32,10 +31,9 @@ from emfed.core.protocols import (
 from emfed.core.registry import register_model, stored
 from emfed.core.streams import Purpose, normals
 from emfed.models import emissions
-from emfed.models.categories import Categorical
 from emfed.models.clusters import Clusters
 from emfed.models.column_metric import ColumnMetric
-from emfed.models.columns import EXPOSURE, ColumnParameters, Columns
+from emfed.models.columns import ColumnParameters, Columns
 from emfed.models.component_summaries import Portrait, column_portrait
 from emfed.models.components import (
     SMALLEST_MASS,
@@ -62,36 +60,34 @@ one had all of them. Not tuned: farther ones may leave all rows to one again."""
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class MixedParameters(ColumnParameters):
     """The parameters of a mixture over columns of several families.
 
     Parameters
     ----------
-    gaussian : array of shape (K, c, 2)
-        The means and variances of the Gaussian columns.
-    poisson : array of shape (K, c)
-        The rates of the Poisson columns.
-    bernoulli : array of shape (K, c)
-        The probabilities of 1 of the Bernoulli columns.
-    exponential : array of shape (K, c)
-        The means of the exponential columns.
-    gamma : array of shape (K, c, 2)
-        The shapes and means of the gamma columns.
-    categorical : array of shape (K, n)
-        The probabilities of the categories of all categorical columns, one column after the other.
     weights : array of shape (K,)
         The shares of the components.
+    families : mapping of str to array
+        The parameters of the columns of each family, under its name and in the order of the table:
+        (K, c) where a family has one parameter, (K, c, 2) where it has two, such as mean and
+        variance. ``categorical`` has the probabilities of one column after the other.
+    **more : array
+        The same by keywords.
 
     Examples
     --------
-    >>> import numpy as np
     >>> from emfed.models import MixedParameters
-    >>> MixedParameters(weights=np.array([0.4, 0.6])).weights
-    array([0.4, 0.6])
+    >>> MixedParameters(weights=[0.4, 0.6], poisson=[[2.0], [7.0]]).poisson.shape
+    (2, 1)
     """
 
-    weights: FloatArray = dataclasses.field(default_factory=lambda: np.empty(0))
+    weights: FloatArray
+
+    def __init__(
+        self, weights: Any, families: Mapping[str, Any] | None = None, **more: Any
+    ) -> None:
+        super().__init__({**(families or {}), **more}, weights=weights)
 
 
 @stored("mixed-mixture")
@@ -264,7 +260,7 @@ class MixedMixture(MixtureModel):
         pseudo, prior = self._priors
         mass, moments, observed = self._split(statistics)
         arrays = emissions.estimate(self.columns, mass, moments, observed, prior)
-        return MixedParameters(weights=normalised(mass, pseudo), **arrays)
+        return MixedParameters(weights=normalised(mass, pseudo), families=arrays)
 
     def surrogate(self, statistics: FloatArray, params: MixedParameters) -> FloatArray:
         mass, moments, observed = self._split(statistics)
@@ -330,21 +326,23 @@ class MixedMixture(MixtureModel):
         size = k * self.columns.widths[0]
         draws = normals(seed, 0, Purpose.START, np.zeros(1, dtype=np.int64), size)[0]
         arrays = emissions.begin(self.columns, k, draws)
-        return MixedParameters(weights=np.full(k, 1 / k), **arrays)
+        return MixedParameters(weights=np.full(k, 1 / k), families=arrays)
 
     def clusters(self, count: int) -> Clusters | None:
         """All columns in standard deviations, NaN for the mean; None if all are categories."""
         known = self.columns.constants
-        if all(isinstance(group.family, Categorical) for group in self.columns.groups):
+        if all(group.family.nominal for group in self.columns.groups):
             return None
         scale = known.spread.copy()
-        scale[[j for j, f in enumerate(self.columns.families) if f == EXPOSURE]] = np.inf
+        scale[[j for j, f in enumerate(self.columns.families) if isinstance(f, str)]] = np.inf
         frame = Frame(known.mean, scale)
         return dataclasses.replace(Clusters.within(frame, count, self._known), fill=True)
 
     def start_at(self, mass: FloatArray, centres: FloatArray, spread: FloatArray) -> Any:
         """Families at the clusters' centres."""
-        return MixedParameters(weights=mass, **emissions.begin_at(self.columns, centres, spread))
+        return MixedParameters(
+            weights=mass, families=emissions.begin_at(self.columns, centres, spread)
+        )
 
     @property
     def moment_of_rows(self) -> FloatArray | None:
@@ -356,7 +354,9 @@ class MixedMixture(MixtureModel):
         return self.columns.nearest(points * known.spread + known.mean)
 
     def to_user(self, params: MixedParameters) -> MixedParameters:
-        return MixedParameters(weights=params.weights, **emissions.to_user(self.columns, params))
+        return MixedParameters(
+            weights=params.weights, families=emissions.to_user(self.columns, params)
+        )
 
     def from_user(self, params: MixedParameters) -> MixedParameters:
         """Check parameters given in the user's units and bring them into the frame."""
@@ -366,7 +366,7 @@ class MixedMixture(MixtureModel):
         if not good or abs(float(weights.sum()) - 1) > 1e-6:
             raise SettingsError(f"start weights must be {k} positive numbers with sum 1.")
         arrays = emissions.from_user(self.columns, params, k)
-        return MixedParameters(weights=weights, **arrays)
+        return MixedParameters(weights=weights, families=arrays)
 
     def by_column(self, params: MixedParameters) -> dict[str, Mapping[str, FloatArray]]:
         """A result's parameters by the name of the column, ``(K, ...)`` each."""
@@ -444,9 +444,9 @@ def mixed_mixture(
         The number of components.
     families : str, sequence or mapping
         One family for all columns, a list with one for each column, or a dict that names the
-        columns which are not Gaussian: "gaussian", "poisson", "bernoulli", "exponential",
-        "gamma", ``Categorical(n)`` (codes 0 to n - 1), ``Poisson(exposure=column)`` and, for that
-        column, "exposure".
+        columns which are not Gaussian. A family is a name in `emfed.models.FAMILIES` or, where it
+        has settings, its class: ``Categorical(n)`` (codes 0 to n - 1), ``Poisson(exposure=column)``
+        with "exposure" for that column.
     missing : bool
         Whether NaN is a missing value; otherwise it is refused, and the mass of each column need
         not travel.

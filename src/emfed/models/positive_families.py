@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, final
 
 import numpy as np
 
 from emfed.core.protocols import BoolArray, FloatArray
-from emfed.core.registry import stored
 from emfed.models.components import NEAR_FLOOR
-from emfed.models.families import Family, positive, symmetric
+from emfed.models.families import Examples, Family, Scale, positive, register_family, symmetric
 
 
 class _Positive(Family):
@@ -35,32 +34,24 @@ class _Positive(Family):
         return bool(np.all(theta > 0))
 
 
-@stored("family/exponential")
+@register_family
 @final
 @dataclass(frozen=True)
 class Exponential(_Positive):
     """Waiting times: their mean."""
 
     name: ClassVar[str] = "exponential"
-    names: ClassVar[tuple[str, ...]] = ("mean",)
+    parameters: ClassVar[Mapping[str, Scale]] = {"mean": "positive"}
+    examples: ClassVar[Examples] = ((1.0,), (8.0,))
     support: ClassVar[str] = "a finite number >= 0"
     stretch: ClassVar[float] = 0.7
 
     def allowed(self, xp: Any, y: Any) -> Any:
         return (y >= 0) & (y <= 1e140)
 
-    def typical(self, mean: FloatArray, extra: FloatArray, scale: FloatArray) -> FloatArray:
-        return mean[..., None]
-
-    def expand(self, xp: Any, z: Any, exposure: Any) -> Sequence[Any]:
-        return (z,)
-
     def natural(self, theta: FloatArray, scale: FloatArray) -> tuple[FloatArray, FloatArray]:
         """-1 / mean."""
         return np.log(theta[..., 0]), -1 / theta
-
-    def estimate(self, mass: FloatArray, moments: FloatArray, floor: float) -> FloatArray:
-        return np.maximum(moments / mass[..., None], floor)
 
     def possible(self, means: FloatArray, before: FloatArray) -> FloatArray:
         """Times are not negative."""
@@ -73,24 +64,12 @@ class Exponential(_Positive):
     def at_floor(self, theta: FloatArray, floor: float) -> BoolArray:
         return theta[..., 0] <= NEAR_FLOOR * floor
 
-    def expected(self, theta: FloatArray) -> FloatArray:
-        return theta
-
     def covariance(self, theta: FloatArray, scale: FloatArray) -> FloatArray:
         return theta[..., None] ** 2
 
     def begin(self, draws: FloatArray, typical: FloatArray) -> FloatArray:
         """Means within a factor of about two."""
         return np.exp(self.stretch * draws[..., :1])
-
-    def leave(self, theta: FloatArray, origin: FloatArray, scale: FloatArray) -> FloatArray:
-        return theta * scale[..., None]
-
-    def enter(self, theta: FloatArray, origin: FloatArray, scale: FloatArray) -> FloatArray:
-        return theta / scale[..., None]
-
-    def mean(self, theta: FloatArray, exposure: FloatArray) -> FloatArray:
-        return theta[..., 0]
 
     def draw(self, theta: FloatArray, exposure: FloatArray, u: FloatArray) -> FloatArray:
         return -theta[..., 0] * np.log1p(-u)
@@ -113,14 +92,15 @@ def _shape(gap: FloatArray) -> FloatArray:
     return np.asarray(a, dtype=np.float64)
 
 
-@stored("family/gamma")
+@register_family
 @final
 @dataclass(frozen=True)
 class Gamma(_Positive):
     """Positive numbers: shape and mean. T solves one equation in one unknown per column."""
 
     name: ClassVar[str] = "gamma"
-    names: ClassVar[tuple[str, ...]] = ("shape", "mean")
+    parameters: ClassVar[Mapping[str, Scale]] = {"shape": "positive", "mean": "positive"}
+    examples: ClassVar[Examples] = ((2.0, 1.0), (4.0, 6.0))
     support: ClassVar[str] = "a finite number > 0"
     stretch: ClassVar[float] = 0.5
 

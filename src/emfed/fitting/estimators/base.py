@@ -42,7 +42,7 @@ from emfed.fitting.rounds import Run
 from emfed.fitting.selection import with_setting
 from emfed.fitting.session import Session
 from emfed.fitting.settings import FitSettings, read_range
-from emfed.models import Categorical
+from emfed.models import FAMILIES
 from emfed.models.component_summaries import width_of
 from emfed.network import StackedFederation
 
@@ -174,7 +174,7 @@ class FederatedEstimator(BaseEstimator):
             every = range(self.n_features_in_)
             return [found.get(column, "gaussian") for column in every]
         if isinstance(given, (list, tuple)) or (_is_word(given) and known):
-            each = given if isinstance(given, (list, tuple)) else ["categorical"] * len(known)
+            each = given if isinstance(given, (list, tuple)) else [given] * len(known)
             names = getattr(self, "feature_names_in_", range(len(each)))
             return [_family(f, known.get(n)) for n, f in zip(names, each, strict=False)]
         return _family(given, None)
@@ -584,7 +584,7 @@ def weighted_score(estimator: Any, X: Any, sample_weight: Any | None) -> float:
 
 
 def _is_word(family: Any) -> bool:
-    return isinstance(family, str) and family == Categorical.name
+    return isinstance(family, str) and family in FAMILIES and FAMILIES[family].nominal
 
 
 def _family(given: Any, categories: Any) -> Any:
@@ -596,7 +596,8 @@ def _family(given: Any, categories: Any) -> Any:
             "families: 'categorical' reads the categories off the rows, and these are not here: "
             "say Categorical(n), of columns with codes 0 to n - 1."
         )
-    return Categorical(len(categories))
+    made: Any = FAMILIES[given]
+    return made(len(categories))
 
 
 class MixtureMethods:
