@@ -121,6 +121,8 @@ class Federation:
     tables: Mapping[str, FloatArray] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
     consents: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    accept: Callable[[Agreement], Any] | None = None
+    """What owners make of settings; None: the program, whatever they say."""
     relay: type[Relay] = Relay
     late: tuple[str, ...] = ()
     """Sites that are in the settings and do not start with the others."""
@@ -143,12 +145,17 @@ class Federation:
         self.parts: dict[bytes, set[bytes]] = {}
         """Every plaintext that was put under a mask."""
         self.made: dict[str, list[tuple[int, bytes]]] = {name: [] for name in self.names}
+        self.sets: dict[str, list[tuple[int, tuple[str, ...]]]] = {name: [] for name in self.names}
+        """In which epochs and sets each site gave parts."""
+        self.plain: set[str] = set()
+        """Who gave a part without masks."""
 
         def member(name: str) -> Callable[[MemoryRecords], Follower]:
             def make(disk: MemoryRecords) -> Follower:
                 rows = self.rows.get(name)
                 commitment = hashlib.sha256(b"rows" + name.encode()).digest()
-                consent = Consent(lambda _: self.program, **self.consents.get(name, {}))
+                accept = self.accept or (lambda _: self.program)
+                consent = Consent(accept, **self.consents.get(name, {}))
                 found = Follower(
                     keys[name],
                     self.roster,
@@ -181,7 +188,10 @@ class Federation:
             mask = masks(member, question)
             if mask.any():
                 self.parts.setdefault(mask.tobytes(), set()).add(plain)
+            else:
+                self.plain.add(member.name)
             self.made[member.name].append((question.exchange, plain))
+            self.sets[member.name].append((member.transcript.epoch, member.transcript.members))
             return made
 
         member._part = part  # type: ignore[method-assign]

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from emfed.core.errors import WireError
-from emfed.network.exchange.member import Follower
 from emfed.network.exchange.records import MemoryRecords
 from emfed.network.exchange.relay import Relay
 from emfed.network.exchange.statements import (
@@ -20,12 +19,12 @@ from emfed.network.exchange.statements import (
     Agreement,
     Entry,
     HandOut,
-    Offer,
     Post,
     Statement,
     StatementKind,
 )
 from emfed.network.exchange.virtual import RELAY
+from tests.network.attacker import Attacker, last_sum, sums_in, until_sums
 from tests.network.exchanges import NAMES, READER, Federation, Toy
 
 Lie = Callable[[str, HandOut], Iterable[HandOut]]
@@ -207,107 +206,62 @@ def test_an_order_of_another_fit_is_none_of_this_one() -> None:
     assert transcript.now > 0
 
 
-class Careless(Relay):
-    """Appends whatever is signed, and takes nothing that members have more."""
-
-    def _ready(self, now: float) -> bool:
-        return True
-
-    def _restore(self, offer: Offer) -> None:
-        pass
-
-
-class Lies(RuleBasedStateMachine):
+class Lies(Attacker, RuleBasedStateMachine):
     """A relay that keeps several lists, shows whom it likes what it likes, while members crash."""
 
-    @initialize(masked=st.booleans())
-    def begin(self, masked: bool) -> None:
-        self.federation = Federation(masked=masked, program=Toy(exchanges=3))
-        self.now = 0.0
-        self.disks = {name: MemoryRecords() for name in (*NAMES[:3], READER)}
-        self.old = {name: [MemoryRecords()] for name in self.disks}
-        self.members: dict[str, list[Follower]] = {n: [self.process(n)] for n in self.disks}
-        self.branches = [Careless(self.federation.roster, MemoryRecords(), 0.0)]
-        self.final: set[bytes] = set()
-        self.forgetful = ""
+    def __init__(self) -> None:
+        RuleBasedStateMachine.__init__(self)
 
-    def process(self, name: str) -> Follower:
-        make = self.federation.network.processes[name].make
-        found: Follower = make(self.disks[name])
-        return found
+    @initialize(masked=st.booleans(), sites=st.sampled_from([3, 4, 5]))
+    def begin(self, masked: bool, sites: int) -> None:
+        options = {"wait": 10.0}
+        self.start(Federation(sites, masked, Toy(exchanges=3), options=options))
 
     @rule(
-        at=st.integers(0, 2),
-        names=st.sets(st.sampled_from([*NAMES[:3], READER]), min_size=1),
-        messages=st.integers(1, 40),
+        at=st.integers(0, 2), names=st.sets(st.integers(0, 5), min_size=1), most=st.integers(1, 40)
     )
-    def run(self, at: int, names: set[str], messages: int) -> None:
+    def some(self, at: int, names: set[int], most: int) -> None:
         """One of the lists and some members, for so many messages."""
-        self._run(self.branches[at % len(self.branches)], names, messages)
+        everyone = list(self.disks)
+        self.run(at, {everyone[name % len(everyone)] for name in names}, most)
 
     @rule(at=st.integers(0, 2), messages=st.integers(1, 200))
-    def run_all(self, at: int, messages: int) -> None:
-        self._run(self.branches[at % len(self.branches)], set(self.disks), messages)
+    def all(self, at: int, messages: int) -> None:
+        self.run_all(at, messages)
 
-    def _run(self, relay: Relay, names: set[str], messages: int) -> None:
-        self.now += 6.0
-        posts = [p for n in sorted(names) for m in self.members[n] for p in self._say(m)]
-        while posts and messages:
-            messages -= 1
-            for receiver, data in relay.receive(posts.pop(0), self.now):
-                for member in self.members[receiver] if receiver in names else []:
-                    posts += member.receive(data, self.now)
-                    posts += self._work(member)
-        for name in self.disks:
-            self.old[name].append(MemoryRecords(self.disks[name]))
+    @rule(at=st.integers(0, 2), name=st.integers(0, 4), turns=st.integers(1, 6))
+    def leave_out(self, at: int, name: int, turns: int) -> None:
+        """A site is called silent until the others change the set, and go on for some turns."""
+        self.silence(at, self.site(name), turns)
 
-    def _say(self, member: Follower) -> list[bytes]:
-        return [*member.tick(self.now), *self._work(member)]
+    @rule(at=st.integers(0, 2), drop=st.integers(0, 6))
+    def forks(self, at: int, drop: int) -> None:
+        self.fork(at, drop)
 
-    def _work(self, member: Follower) -> list[bytes]:
-        job = member.job()
-        return [] if job is None else member.done(job, job(), self.now)
+    @rule(at=st.integers(0, 2))
+    def begins(self, at: int) -> None:
+        """An analyst in league with the relay lets the fit begin with those who are there."""
+        self.append(at, self.said_by_analyst(at, "begin"))
 
-    @rule(at=st.integers(0, 2), drop=st.integers(0, 3))
-    def fork(self, at: int, drop: int) -> None:
-        """Another list that begins like one of these, perhaps without its last entries."""
-        entries = self.branches[at % len(self.branches)].transcript.entries
-        records = MemoryRecords()
-        records.write(0, entries[: len(entries) - drop])
-        self.branches = [*self.branches[-2:], Careless(self.federation.roster, records, self.now)]
+    @rule(name=st.integers(0, 5))
+    def crashes(self, name: int) -> None:
+        self.crash([*self.federation.names, READER][name % (len(self.federation.names) + 1)])
 
-    @rule(name=st.sampled_from([*NAMES[:3], READER]))
-    def crash(self, name: str) -> None:
-        """All processes of a member end, and one starts."""
-        self.members[name] = [self.process(name)]
-
-    @rule(name=st.sampled_from(NAMES[:3]), back=st.integers(0, 20))
-    def lose(self, name: str, back: int) -> None:
+    @rule(name=st.integers(0, 4), back=st.integers(0, 20))
+    def loses(self, name: int, back: int) -> None:
         """One site's disk is lost, or an old backup. (Two of three could confirm two models.)"""
-        self.forgetful = self.forgetful or name
-        if name == self.forgetful:
-            self.disks[name] = MemoryRecords(self.old[name][-1 - back % len(self.old[name])])
-        self.crash(name)
+        self.forgetful = self.forgetful or self.site(name)
+        if self.site(name) == self.forgetful:
+            self.lose(self.forgetful, back)
 
-    @rule(name=st.sampled_from(NAMES[:3]))
-    def twin(self, name: str) -> None:
-        """A second process, with a copy of the disk."""
-        if len(self.members[name]) < 2:
-            make = self.federation.network.processes[name].make
-            self.members[name].append(make(MemoryRecords(self.disks[name])))
+    @rule(name=st.integers(0, 4))
+    def twins(self, name: int) -> None:
+        self.twin(self.site(name))
 
     @invariant()
-    def one_context_one_message(self) -> None:
+    def promises(self) -> None:
         if hasattr(self, "federation"):
-            assert all(len(plain) == 1 for plain in self.federation.parts.values())
-
-    @invariant()
-    def one_final_model(self) -> None:
-        if hasattr(self, "members"):
-            for processes in self.members.values():
-                ends = (one.ended for one in processes)
-                self.final |= {end.state for end in ends if end is not None and end.final}
-            assert len(self.final) <= 1
+            self.check()
 
 
 Lies.TestCase.settings = settings(
@@ -342,25 +296,10 @@ def test_hostile_bytes_get_a_clear_error() -> None:
         Agreement.read(replace(federation.settings.document(), text=b'{"release":2}'))
 
 
-def sums_in(relay: Relay) -> int:
-    """How many sums a list has."""
-    return sum(Entry.decode(data).kind == StatementKind.SUM for data in relay.transcript.entries)
-
-
-def until_sums(machine: Lies, count: int) -> None:
-    """Let all go on until the first list has so many sums."""
-    for _ in range(400):
-        if sums_in(machine.branches[0]) >= count:
-            return
-        machine.run_all(0, 4)
-    raise AssertionError("the fit does not go on")
-
-
 @pytest.mark.parametrize("masked", [False, True])
 def test_what_was_confirmed_is_not_dropped(masked: bool) -> None:
     """All confirm, the relay forgets the last sum, and one site its disk: the others do not."""
-    machine = Lies()
-    machine.begin(masked)
+    machine = Attacker.of(masked=masked)
     until_sums(machine, 4)
     machine.run(0, {"anna"}, 20)
     assert machine.members["anna"][0].result is not None
@@ -369,16 +308,14 @@ def test_what_was_confirmed_is_not_dropped(masked: bool) -> None:
     machine.lose("anna", len(machine.old["anna"]) - 1)
     for _ in range(20):
         machine.run_all(1, 100)
-    machine.one_context_one_message()
-    machine.one_final_model()
+    machine.check()
     assert machine.final == set()
     assert "another list" in machine.members["bert"][0].ended.words
 
 
 def test_a_sum_that_a_relay_lost_is_dropped_once() -> None:
     """All have taken a sum; the list goes on without it, with another hello in its place."""
-    machine = Lies()
-    machine.begin(True)
+    machine = Attacker.of()
     until_sums(machine, 2)
     before = sums_in(machine.branches[0])
     machine.fork(0, len(machine.branches[0].transcript) - last_sum(machine.branches[0]))
@@ -386,14 +323,7 @@ def test_a_sum_that_a_relay_lost_is_dropped_once() -> None:
     machine.crash(READER)
     for _ in range(20):
         machine.run_all(1, 100)
-    machine.one_context_one_message()
-    machine.one_final_model()
+    machine.check()
     assert before >= 2
     assert [machine.members[name][0]._dropped for name in NAMES[:3]] == [1, 1, 1]
     assert len(machine.final) == 1
-
-
-def last_sum(relay: Relay) -> int:
-    """The place of the last sum."""
-    kinds = [Entry.decode(data).kind for data in relay.transcript.entries]
-    return len(kinds) - 1 - kinds[::-1].index(StatementKind.SUM)

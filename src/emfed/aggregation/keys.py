@@ -155,6 +155,11 @@ class RunKey:
         return self._pairs[public]
 
 
+def check_run_key(public: bytes) -> None:
+    """Refuse a run key that gives the same secret with every other one."""
+    RunKey(X25519PrivateKey.from_private_bytes(bytes([1] * SECRET_BYTES))).pair(public)
+
+
 def seal(pair: bytes, message: bytes, about: bytes) -> bytes:
     """Seal a message to whoever shares the pair secret; ``about`` must be the same at both."""
     nonce = os.urandom(_NONCE_BYTES)
@@ -194,6 +199,10 @@ class GroupSecrets:
     def for_analyst(self) -> GroupSecrets:
         """The same without the secret of tags."""
         return GroupSecrets(self.pad, b"")
+
+    def hidden(self, digest: bytes, place: bytes) -> bytes:
+        """A digest that only those who have these secrets can compare with a guess."""
+        return hmac.digest(_derive(self.pad, place, b"result"), digest, "sha256")
 
     def encode(self) -> bytes:
         """What is sealed to a member."""

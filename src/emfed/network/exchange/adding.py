@@ -48,7 +48,7 @@ class PlacedAsk:
 class EpochKeys:
     """All that a member keeps secret in one epoch.
 
-    The first site draws the group secrets from its identity key and the place where the epoch
+    One site draws the group secrets from its identity key and the place where the epoch
     begins. So they are drawn anew in every epoch, and are there again after any crash: were they
     in memory alone, all members killed at once could read none of the sums so far.
     """
@@ -63,7 +63,7 @@ class EpochKeys:
 
     @classmethod
     def drawn(cls, signer: Signer, run: RunKey, about: Transcript, state: bytes) -> EpochKeys:
-        """Of the first site of the set."""
+        """Of the site that draws them (`Transcript.drawer`)."""
         place = about.heads[about.began]
         pad, tag = (signer.secret(b"emfed epoch " + what + place) for what in (b"pad", b"tag"))
         return cls(signer.name, run, about.members, GroupSecrets(pad, tag), state)
@@ -99,6 +99,8 @@ class EpochKeys:
             itself = drawer == signer.name
             pair = own_pair(signer, place) if itself else run.pair(about.hellos[drawer].key)
             told = unseal(pair, sealed, place)
+            if bool(told[0]) != (signer.name in about.agreement.analysts):
+                return None  # a site without the secret of tags would believe every sum
             size = 32 if told[0] else 64
             group = GroupSecrets.decode(told[1 : 1 + size])
         except (WireError, IndexError):

@@ -14,7 +14,8 @@ waiting    a sum whose tag is wrong                         signs NOSUM
 waiting    all signed NOSUM                                 the same numbers with twice the bits
 waiting    a site is silent for the wait, or leaves         signs CHANGE
 waiting    CHANGE                                           a new epoch, from the fit's state
-finished   the fit returned                                 signs CONFIRM of the head
+finished   the fit returned                                 signs CONFIRM of the head, and never
+                                                            a CHANGE again
 ended      all confirmed; a fault; superseded; a fork       nothing more is posted
 ========== ================================================ =======================================
 
@@ -74,8 +75,10 @@ AGAIN = 5.0
 """Seconds after which a member says again what was not followed by an entry."""
 PATIENCE = 15.0
 """Seconds that a relay may go on handing out a list that clashes with the member's own."""
-RESULT = b"result"
-"""The name of the fit's result among the states that a member keeps."""
+RESULT = b"result "
+"""With the head that was confirmed: the name of the result among the states that a member keeps."""
+PATH = b"path"
+"""The name, among them, of a digest for each epoch in which this member gave a part."""
 LARGEST_OFFER = 1 << 20
 """Bytes of entries that a member sends to a relay that lacks them, in one message."""
 
@@ -256,6 +259,12 @@ class Follower:
         self._dropped = 0
         """How many sums this process has dropped: one at most, or a relay could have any number of
         sums about one place."""
+        self._leaving = ""
+        """Why this site leaves, if it does: it gives no part any more."""
+        self._broken = ""
+        """What the fit raised, in words that are for this member alone."""
+        self._marked = (b"", b"")
+        """The head where an epoch begins, and its mark in the path."""
         self._said: dict[bytes, float] = {}
         self._spoke = -AGAIN
         self._states = store.states()
@@ -282,7 +291,7 @@ class Follower:
                 self._watch(out.silent, now)
                 self._settle()
                 posts += self._posts(now)
-            except FederationError as error:
+            except EmfedError as error:
                 self._end(str(error))
                 return []
         behind = len(self.transcript) < out.total and len(self.transcript) > before
@@ -296,7 +305,7 @@ class Follower:
             try:
                 self._settle()
                 posts = self._posts(now)
-            except FederationError as error:
+            except EmfedError as error:
                 self._end(str(error))
                 return []
         if not posts and now - self._spoke >= AGAIN:
@@ -350,7 +359,10 @@ class Follower:
 
     def order(self, word: str, argument: str = "") -> None:
         """Ask for an order to enter the transcript; of a site "leave" alone is heard."""
-        self._orders.append((word, argument))
+        if self._is_site and word == "leave":
+            self._leave("its owner wants so.")
+        else:
+            self._orders.append((word, argument))
 
     @property
     def result(self) -> Any:
@@ -429,15 +441,17 @@ class Follower:
 
     def _rewind(self, entries: Sequence[bytes]) -> None:
         """Begin again with these entries; the fit is replayed."""
+        if not entries:
+            self._program = None  # other settings are the owner's to accept
         self.transcript, self._followed = Transcript(self._roster), None
-        self._greeted, self._keys, self._back = False, None, 0
+        self._greeted, self._keys, self._back, self._broken = False, None, 0, ""
         for data in entries:
             self._append(data)
 
     def _append(self, data: bytes) -> None:
         """Take an entry, and act on it where the fit is being followed."""
         about, place = self.transcript, len(self.transcript)
-        epoch = about.epoch
+        epoch, began = about.epoch, about.heads[about.began]
         entry = about.append(data)
         kind = StatementKind(entry.kind)
         if kind is StatementKind.HELLO and entry.statements[0].author == self.name:
@@ -454,10 +468,12 @@ class Follower:
                 self._follow(kind, entry, place)
             except Finish:
                 self._end("the fit was ended before it had reached anything.")
+            except EmfedError as error:
+                self._broken = str(error)
         if about.epoch != epoch:
-            self._begin_epoch(kind, epoch)
+            self._begin_epoch(began if epoch >= 0 else None)
         if about.stage is Stage.ENDED and self.ended is None:
-            self._end(about.words)
+            self._end(self._broken or about.words)
         if about.stage is Stage.FINAL and self.ended is None:
             self._close()
 
@@ -468,13 +484,19 @@ class Follower:
         if keys is not None and (self._keys is None or self._followed is None):
             self._keys = keys
 
-    def _begin_epoch(self, kind: StatementKind, before: int) -> None:
-        """The first set, or another one: what the fit has reached is where it goes on."""
+    def _begin_epoch(self, before: bytes | None) -> None:
+        """The first set, or another one: what the fit has reached is where it goes on.
+
+        ``before`` is the head where the last epoch began.
+        """
         about, followed = self.transcript, self._followed
         head = about.heads[about.began]
         self._keys, self._followed = None, None
-        if before < 0:
+        if before is None:
             self._states[head] = b""
+        elif followed is None and before in self._states:  # nobody drew secrets: nothing was asked
+            self._states.setdefault(head, self._states[before])
+            self._store.keep_state(head, self._states[head])
         elif followed is not None and self._program is not None:
             reached = followed.result
             if not followed.returned:
@@ -488,26 +510,42 @@ class Follower:
             if len(about.members) < self._consent.smallest_set:
                 self._leave(
                     f"its owner wants {self._consent.smallest_set} sites in a set, and there are "
-                    f"{len(about.members)} (smallest_set in its rules)"
+                    f"{len(about.members)} (smallest_set in its rules)."
                 )
             elif about.epoch > self._consent.largest_changes:
                 self._leave(
                     f"its owner allows {self._consent.largest_changes} changes of the set "
-                    "(largest_changes in its rules)"
+                    "(largest_changes in its rules)."
                 )
+        elif self._leaving:
+            self._end(f"this site has left: {self._leaving}")
 
     def _leave(self, words: str) -> None:
-        logger.warning("%s leaves: %s", self.name, words)
-        self._orders.append(("leave", self.name))
+        """Give no part any more, whether or not others hear that this site leaves."""
+        if not self._leaving:
+            logger.warning("%s leaves: %s", self.name, words)
+            self._leaving = words
 
     def _close(self) -> None:
         """All sites have confirmed: the model is final, once this member has it."""
-        followed = self._followed
-        if followed is not None and followed.returned and self._program is not None:
-            self._states[RESULT] = self._program.state(followed.result)
-            self._store.keep_state(RESULT, self._states[RESULT])
-        if RESULT in self._states:
-            self.ended = Ended(self.result, True, "", self._states[RESULT])
+        about, followed, program = self.transcript, self._followed, self._program
+        agreed = about.confirmed[0]
+        name = RESULT + agreed.head
+        if self._is_site and self.name not in about.members:
+            self._end("this site was not in the last set, and the others have finished.")
+        elif followed is not None and followed.returned and program is not None:
+            assert self._keys is not None
+            own = self._keys.group.hidden(program.digest(followed.result), agreed.head)
+            if own != agreed.result:
+                self._end("this member came to another model than all sites have signed.")
+                return
+            self._keep(name, program.state(followed.result))
+        if self.ended is None and name in self._states:
+            self.ended = Ended(self.result, True, "", self._states[name])
+
+    def _keep(self, name: bytes, state: bytes) -> None:
+        self._states[name] = state
+        self._store.keep_state(name, state)
 
     def _end(self, words: str) -> None:
         self.ended = Ended(self.result, False, words)
@@ -536,7 +574,7 @@ class Follower:
         """Follow the present epoch's fit from its beginning through all that is known of it."""
         about = self.transcript
         head = about.heads[about.began]
-        if self._keys is None and about.members[0] == self.name and head in self._states:
+        if self._keys is None and about.drawer == self.name and head in self._states:
             self._keys = EpochKeys.drawn(self._signer, self._run, about, self._states[head])
         if self._keys is None or self._program is None:
             return
@@ -687,13 +725,15 @@ class Follower:
         yield from self._ordered()
         if about.lacking and self._keys is not None and self.name == self._sealer():
             yield self._once(-1, 0, self._sealed)
-        if about.stage is not Stage.RUNNING or not self._is_site or self._followed is None:
+        if about.stage is not Stage.RUNNING or not self._is_site or self.name not in self._set:
             return
-        if self.name not in self._set:
+        if self._broken:
+            yield Fault(about.head, "its fit cannot go on from these sums."), b""
             return
         if (change := self._change(now)) is not None:
             yield change, b""
-        yield from self._turn(self._followed)
+        if self._followed is not None and not self._leaving:
+            yield from self._turn(self._followed)
 
     def _hello(self) -> Hello:
         about = self.transcript
@@ -713,6 +753,9 @@ class Follower:
         if self._numbered is not None and last >= self._numbered:
             self._orders.pop(0)
             self._numbered = None
+        leaves = self._leaving and self.name not in self.transcript.leavers
+        if leaves and not self._orders and self.transcript.stage is Stage.RUNNING:
+            self._orders.append(("leave", self.name))
         if self._orders:
             self._numbered = last + 1
             yield SignedOrder(self.transcript.settings, self._numbered, *self._orders[0]), b""
@@ -732,7 +775,7 @@ class Follower:
         """Who seals secrets now: the first site, or another that has them where it is silent."""
         about = self.transcript
         able = [name for name in about.members if name in about.sealed]
-        first = about.members[0]
+        first = about.drawer
         return next((n for n in (first, *able) if n not in self._silent), first)
 
     def _sealed(self) -> tuple[Body, bytes]:
@@ -753,10 +796,13 @@ class Follower:
             yield NoSum(about.head, *followed.refused), b""
         elif followed.returned:
             assert self._program is not None
+            assert self._keys is not None
             self._store.confirm(len(about))
-            self._store.keep_state(RESULT, self._program.state(followed.result))
+            if RESULT + about.head not in self._states:
+                self._keep(RESULT + about.head, self._program.state(followed.result))
             digest = self._program.digest(followed.result)
-            yield Confirmation(about.head, followed.taken, digest), b""
+            hidden = self._keys.group.hidden(digest, about.head)
+            yield Confirmation(about.head, followed.taken, hidden), b""
         elif followed.values is not None and not about.paused and self._keys is not None:
             assert followed.ask is not None
             exchange, attempt = about.due
@@ -772,6 +818,7 @@ class Follower:
         assert followed is not None
         assert followed.values is not None
         assert keys is not None
+        self._keep_to_path()
         part = keys.part(about, question, followed.values)
         payload = part.encode()
         digest = hashlib.sha256(payload).digest()
@@ -781,17 +828,56 @@ class Follower:
 
     # Who is in.
 
+    def _keep_to_path(self) -> None:
+        """Give parts in one set after another, however often a relay goes back.
+
+        Entries without a sum may be dropped. So a relay could show each epoch with many sets, or
+        go back behind a change and make it again later, and with an analyst read the differences.
+        """
+        about = self.transcript
+        mark = self._mark()
+        path, at = self._states.get(PATH, b""), len(mark) * about.epoch
+        if path[at:] not in (b"", mark):
+            raise FederationError(
+                "the relay goes back to a set of sites that this site left behind, or shows it "
+                "another one, or other rows of some site, in its place: no part is sent."
+            )
+        if len(path) <= at:
+            self._keep(PATH, path.ljust(at, b"\0") + mark)
+
+    def _mark(self) -> bytes:
+        """Of the settings, the set with its rows, and the sums before it."""
+        about = self.transcript
+        head = about.heads[about.began]
+        if self._marked[0] != head:
+            found = hashlib.sha256(about.settings)
+            for name in about.members:
+                found.update(hashlib.sha256(name.encode()).digest() + about.hellos[name].rows)
+            for data in about.entries[: about.began] if about.epoch else ():
+                entry = Entry.decode(data)
+                found.update(hashlib.sha256(entry.added).digest() if entry.added else b"")
+            self._marked = head, found.digest()
+        return self._marked[1]
+
     def _watch(self, silent: Sequence[str], now: float) -> None:
         self._silent = {name: self._silent.get(name, now - SILENT) for name in silent}
 
     def _change(self, now: float) -> SetChange | None:
         """A change of the set, if one is due by this member's clock."""
         about, followed = self.transcript, self._followed
-        assert followed is not None
         wait = about.agreement.wait
         gone = {name for name, since in self._silent.items() if now - since >= wait}
         gone |= about.leavers
         leaving = tuple(name for name in self._set if name in gone)
+        if followed is not None and followed.returned:
+            # All may have signed this model, and a relay keep it back: another set would come to
+            # another one.
+            if leaving:
+                raise FederationError(
+                    f"{', '.join(leaving)} did not sign the model that the others have reached: "
+                    "it is not final."
+                )
+            return None
         coming = about.away if about.agreement.newcomers else ()
         if self.name in leaving:
             return None
@@ -802,7 +888,8 @@ class Follower:
                 if any(names):
                     logger.info("%s: %s", self.name, error)
                 continue
-            return SetChange(about.head, followed.taken, *names)
+            taken = 0 if followed is None else followed.taken
+            return SetChange(about.head, taken, *names)
         return None
 
 

@@ -167,6 +167,10 @@ class Relay:
 
     def _take(self, post: Post, kind: StatementKind, now: float) -> None:
         if kind is StatementKind.OFFER:
+            about = self.transcript
+            named = (about.members or about.agreement.sites) + about.agreement.analysts
+            if about.stage is not Stage.EMPTY and post.author not in named:
+                raise WireError("entries of a member that is not in the set.")
             self._restore(Offer.decode(post.body))
         elif kind is StatementKind.PART:
             self._take_part(post)

@@ -543,14 +543,22 @@ class Agreement:
                 raise WireError("settings of another release of emfed: all must run the same one.")
             sites, analysts = (tuple(map(str, about.pop(n))) for n in ("sites", "analysts"))
             found = cls(sites, analysts, **about)
-            good = found.document() == document
+            good = found.document() == document and _has_kinds(vars(found))
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             if isinstance(error, WireError):
                 raise
             raise WireError(f"settings that cannot be read: {error}") from None
         everyone = found.sites + found.analysts
         if not good or len(set(everyone)) < len(everyone) or not found.sites:
-            raise WireError("settings that are not written canonically, or name a member twice.")
+            raise WireError("settings that are not as emfed writes them, or name a member twice.")
         if list(found.sites) != sorted(found.sites):
             raise WireError("settings name sites in alphabetical order: it is that of the set.")
         return found
+
+
+def _has_kinds(about: Mapping[str, Any]) -> bool:
+    """Whether settings that another member wrote have values of the right kinds."""
+    truths = all(isinstance(about[name], bool) for name in ("masked", "newcomers"))
+    wait, program = about["wait"], about["program"]
+    words = isinstance(about["run"], str) and (program is None or isinstance(program, dict))
+    return truths and words and type(wait) in (int, float) and wait >= 0

@@ -5,10 +5,10 @@ stage      entry       holds if                                     then
 ========== =========== ============================================ =============================
 EMPTY      SETTINGS    an analyst that they name signed them        GATHERING
 GATHERING  HELLO       named, newest chain, rows as committed       RUNNING once all are here
-GATHERING  ORDER       by an analyst                                RUNNING if "begin", ENDED if
-                                                                    "finish"
+GATHERING  ORDER       by an analyst; "begin" with more than half   RUNNING if "begin", ENDED if
+                       of the sites                                 "finish"
 RUNNING    HELLO       as above                                     every context changes
-RUNNING    SECRETS     by the first site of the set, or another     those named have the secrets
+RUNNING    SECRETS     by the first site that stayed, or another    those named have the secrets
                        that has them, at this head
 RUNNING    SUM         of the exchange and attempt that are due     the next exchange is due
 RUNNING    DIFFER      all of the set signed parts, of two states   ENDED for all
@@ -25,9 +25,10 @@ others       FAULT       by a member                                  ENDED for 
 
 Everything else is refused, and leaves the transcript as it was.
 
-More than half of the *first* set must stay, always: else a relay that splits the sites could lead
-two groups to two final models. Any two sets that are allowed share a site of the first one, and a
-site confirms one head.
+More than half of the sites that settings name must be there at the beginning, and more than half
+of the *first* set must stay, always: else a relay that splits the sites could lead two groups to
+two final models. Any two first sets share a site, which gives parts in one of them; any two sets
+after one beginning share a site of it, which confirms one head.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from collections.abc import Callable, Sequence
 from enum import Enum, auto
 from typing import final
 
-from emfed.aggregation.keys import SMALLEST_SET
+from emfed.aggregation.keys import SMALLEST_SET, check_run_key
 from emfed.core.errors import WireError
 from emfed.network.exchange.statements import (
     START,
@@ -61,6 +62,8 @@ from emfed.network.exchange.statements import (
 MOST_ATTEMPTS, MOST_ATTEMPTS_OF_A_FIT = 2, 20
 """Further attempts of one exchange, and of all of a fit, before it ends: each tells those who see
 sums a little about roundings, and a relay that forges sums must not get more of them."""
+MOST_HELLOS = 1000
+"""Processes of one member in a fit: each takes room on every disk, and changes every context."""
 ORDERS = ("begin", "pause", "resume", "extend", "finish", "expel", "leave")
 LARGEST_TRANSCRIPT = 1 << 20
 """Entries: a fit of a thousand rounds has some thousands."""
@@ -99,6 +102,8 @@ class Transcript:
         self._greetings: list[tuple[int, str, Hello]] = []
         self.members: tuple[str, ...] = ()
         """The set, in the order of the settings."""
+        self.drawer = ""
+        """Who draws the secrets of the epoch: the first site that has the fit's state."""
         self.first: frozenset[str] = frozenset()
         """The set of the first epoch."""
         self.epoch, self.began = -1, 0
@@ -241,6 +246,12 @@ class Transcript:
             raise WireError(f"{author} has another transcript than this one.")
         if any(hello.key == other.key for name, other in self.hellos.items() if name != author):
             raise WireError(f"{author} uses the run key of another member.")
+        try:
+            check_run_key(hello.key)
+        except WireError as error:
+            raise WireError(f"{author}: {error}") from None
+        if sum(name == author for _, name, _ in self._greetings) >= MOST_HELLOS:
+            raise WireError(f"{author} began {MOST_HELLOS} times in this fit: it is out.")
 
     def _greet(self, entry: Entry) -> None:
         author, hello = self._one(entry)
@@ -251,11 +262,12 @@ class Transcript:
         self.sealed.discard(author)
         self.leavers.discard(author)
         if self.stage is Stage.GATHERING and all(s in self.hellos for s in self.agreement.sites):
-            self._begin(self.agreement.sites)
+            self._begin(self.agreement.sites, self.agreement.sites)
 
-    def _begin(self, members: tuple[str, ...]) -> None:
+    def _begin(self, members: tuple[str, ...], stay: tuple[str, ...]) -> None:
         if not self.first:
             self.first = frozenset(members)
+        self.drawer = stay[0]
         self.members, self.epoch, self.began = members, self.epoch + 1, len(self) + 1
         self.due, self.open, self.sealed = (0, 0), None, set()
         self.stage = Stage.RUNNING
@@ -263,7 +275,7 @@ class Transcript:
     def _share(self, entry: Entry) -> None:
         author, body = self._one(entry)
         assert isinstance(body, SealedSecrets)
-        able = author == self.members[0] or (author in self.members and author in self.sealed)
+        able = author == self.drawer or (author in self.members and author in self.sealed)
         if not able or (body.head, body.epoch) != (self.head, self.epoch):
             raise WireError(f"secrets from {author}, or of another place than this one.")
         names = [name for name, _ in body.sealed]
@@ -320,9 +332,13 @@ class Transcript:
         here = tuple(s for s in self.agreement.sites if s in self.hellos)
         if body.word == "begin":
             least = SMALLEST_SET if self.agreement.masked else 1
-            if self.stage is not Stage.GATHERING or len(here) < least:
-                raise WireError(f"a fit cannot begin now, with {len(here)} sites.")
-            self._begin(here)
+            few = len(here) < least or 2 * len(here) <= len(self.agreement.sites)
+            if self.stage is not Stage.GATHERING or few:
+                raise WireError(
+                    f"a fit cannot begin now, with {len(here)} sites: it takes more than half of "
+                    f"the {len(self.agreement.sites)} that are named."
+                )
+            self._begin(here, here)
         elif body.word in ("leave", "expel"):
             self.leavers.add(body.argument)
             self.expelled |= {body.argument} if body.word == "expel" else set()
@@ -374,7 +390,7 @@ class Transcript:
         if change.exchange not in self._taken():
             raise WireError(f"a change after {change.exchange} sums, which was not then.")
         self._left |= {name: len(self) for name in change.leaving}
-        self._begin(members)
+        self._begin(members, stay)
 
     def _taken(self) -> tuple[int, ...]:
         """How many sums of this epoch members may have taken."""
