@@ -44,12 +44,29 @@ def described(what: Any, indent: str) -> Iterator[str]:
         yield f"{indent}{what.name}({arguments(what.parameters)})"
     elif what.is_class:
         yield f"{indent}class {what.name}({arguments(what.parameters)})"
-        for name in sorted(what.members):
-            member = what.members[name]
-            if not name.startswith("_") and not member.is_alias:
-                yield from described(member, indent + "    ")
+        own = {name: member for name, member in what.members.items() if not member.is_alias}
+        members = {**declared_settings(what), **own}
+        for name in sorted(members):
+            if not name.startswith("_"):
+                yield from described(members[name], indent + "    ")
     else:
         yield f"{indent}{what.name}"
+
+
+def declared_settings(what: Any) -> dict[str, Any]:
+    """Fields of a class of settings, which `emfed.core.settings` declares for all faces."""
+    inherited = {name: member.final_target for name, member in what.inherited_members.items()}
+    return {
+        n: m for n, m in inherited.items() if m.canonical_path.startswith("emfed.core.settings.")
+    }
+
+
+def default_of(given: Any) -> str:
+    """A default as it is called; of a declared setting, the first argument of `setting`."""
+    if getattr(given, "canonical_path", "").endswith(".setting"):
+        given = given.arguments[0]
+        given = None if str(given) == "MISSING" else given
+    return "" if given is None else f"={given}"
 
 
 def arguments(parameters: Any) -> str:
@@ -69,8 +86,7 @@ def arguments(parameters: Any) -> str:
         if kind == "keyword-only" and not starred:
             starred = True
             out.append("*")
-        default = "" if parameter.default is None else f"={parameter.default}"
-        out.append(f"{parameter.name}{default}")
+        out.append(f"{parameter.name}{default_of(parameter.default)}")
     return ", ".join(out)
 
 

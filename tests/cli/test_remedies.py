@@ -15,10 +15,11 @@ import pandas as pd
 import pytest
 
 import emfed
-from emfed.cli.help import spoken
+from emfed.cli.help import CommandFace
+from emfed.core.configuration import TOML
 from emfed.core.errors import DataError
 from emfed.fitting.estimators import NotConverged
-from emfed.fitting.words import in_toml, read_words
+from emfed.fitting.words import read_words
 from tests.cli.shell import Shell
 
 
@@ -30,11 +31,18 @@ def zeros(seed: int = 0, whole: bool = True) -> pd.DataFrame:
     return pd.DataFrame(table)
 
 
+def words(warning: warnings.WarningMessage) -> str:
+    """What was said, with the settings that it mentions."""
+    assert isinstance(warning.message, Warning)
+    said: str = warning.message.args[0]
+    return said
+
+
 def warned(estimator: Any, table: Any) -> list[str]:
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
         estimator.fit(table, groups=np.arange(len(table)) % 3)
-    return [str(w.message) for w in found]
+    return [words(w) for w in found]
 
 
 def remark(told: list[str]) -> str:
@@ -89,7 +97,7 @@ def test_a_run_file_takes_what_its_warning_advises() -> None:
     for model in (emfed.gaussian_mixture(2), emfed.mixed_mixture(2, "gaussian", missing=False)):
         with pytest.warns(emfed.EmfedWarning) as found:
             emfed.fit(model, zeros())
-        told = in_toml(remark([str(w.message) for w in found]))
+        told = TOML(remark([words(w) for w in found]))
         (floor,) = re.findall(r"\(say (.*?)\)", told)
         (kind, families) = re.findall(r'(kind = ".*?") and (families = \{.*?\})', told)[0]
         name = tomllib.loads(f'kind = "{model.describe()["model"]}"\nn_components = 2\n{floor}')
@@ -106,7 +114,7 @@ def test_counts_are_advised_where_the_value_can_be_one(value: float) -> None:
     with pytest.warns(emfed.EmfedWarning, match="for codes mixed_mixture") as found:
         emfed.fit(emfed.gaussian_mixture(2), table)
     assert "poisson" not in " ".join(str(w.message) for w in found)
-    assert "--types visits=categorical" in spoken(str(found[0].message))
+    assert "--types visits=categorical" in CommandFace([])(words(found[0]))
 
 
 def test_families_of_counts_and_amounts_bear_zeros() -> None:

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import typer
+from hypothesis import given
+from hypothesis import strategies as st
 
 import emfed
-from emfed.cli.help import spoken
+from emfed.cli.help import CommandFace
+from emfed.cli.main import app
+from emfed.core.configuration import TOML
 from emfed.core.errors import SettingsError
+from emfed.core.wording import Setting, Wording
 from emfed.deployment.config import read_config
-from emfed.fitting.words import in_toml
+from emfed.fitting.estimators.base import EstimatorFace
 from tests.cli.shell import Shell
 
 PYTHON = re.compile(r"(?<![\w/.'-])[a-z]+_[a-z]+|=True|=False|=None|\bmax_iter\b")
@@ -44,17 +53,59 @@ def test_errors_and_notes_name_options(arguments: list[str], emfed_shell: Shell)
     assert not PYTHON.search(out + err), out + err
 
 
-def test_messages_are_translated_for_each_face() -> None:
-    said = "n_init > 1 needs start='k-means', a larger tol, max_bytes=30 or missing=True; begin."
-    assert spoken(said) == (
-        "--n-init > 1 needs --start k-means, a larger --tol, --max-bytes 30 or --missing; begin."
+def face_of(command: str) -> CommandFace:
+    return CommandFace(typer.main.get_command(app).commands[command].params)  # type: ignore[attr-defined]
+
+
+def test_each_face_prints_settings_by_its_own_names() -> None:
+    start, missing = Setting("start", "k-means"), Setting("missing", True)
+    said = Wording(
+        "{} > 1 needs {}, a larger {}, {} or {}; in 3 rounds the start was lost.",
+        *(Setting("n_init"), start, Setting("tol"), Setting("max_bytes", 30), missing),
     )
-    assert in_toml(said) == (
-        'n_init > 1 needs start = "k-means", a larger tol, max_bytes = 30 or missing = true; begin.'
+    lost = "in 3 rounds the start was lost."
+    smaller = "a larger tol"
+    assert said == (
+        f"n_init > 1 needs start='k-means', a larger tol, max_bytes=30 or missing=True; {lost}"
     )
-    assert spoken("rounds must be a whole number") == "--rounds must be a whole number"
-    assert spoken("in 3 rounds the start was lost") == "in 3 rounds the start was lost"
-    assert "step_size" not in spoken("Use in_metric=True, a smaller step_size, a finer compressor.")
+    assert face_of("fit")(said) == (
+        f"--n-init > 1 needs --start k-means, a larger --tol, --max-bytes 30 or --missing; {lost}"
+    )
+    assert TOML(said) == (
+        f'n_init > 1 needs start = "k-means", {smaller}, max_bytes = 30 or missing = true; {lost}'
+    )
+    rounds = SettingsError(setting="rounds", must="be a whole number", got=1.5)
+    assert str(rounds) == "rounds must be a whole number; got 1.5."
+    assert face_of("fit")(rounds.message) == "--rounds must be a whole number; got 1.5."
+    rounds = rounds.on(EstimatorFace({"rounds": "max_iter"}, families=False))
+    assert str(rounds) == "max_iter must be a whole number; got 1.5."
+
+
+@pytest.mark.parametrize(
+    ("setting", "typed"),
+    [
+        (Setting("floor", 0.01), "--set floor=0.01"),
+        (Setting("drop", False), "--set drop=false"),
+        (Setting("n_factors", 2), "--factors 2"),
+        (
+            Setting("families", {"ward": "categorical"}, of="mixed_mixture"),
+            "--types ward=categorical",
+        ),
+        (Setting("unheard_of"), "unheard_of"),
+    ],
+)
+def test_what_has_no_option_of_its_own_is_set(setting: Setting, typed: str) -> None:
+    assert face_of("fit")(Wording("{}", setting)) == typed
+
+
+@given(st.text(), st.one_of(st.none(), st.booleans(), st.integers(), st.text()))
+def test_a_message_holds_what_users_wrote_as_it_is_and_can_be_copied(text: str, got: Any) -> None:
+    error = SettingsError(setting="start", must="be parameters", got=text, instead=text)
+    assert text in str(error)
+    said = Wording("{}: {}, {}", text, error.message, Setting("start", got))
+    again = pickle.loads(pickle.dumps(said))
+    assert (again, TOML(again)) == (said, TOML(said))
+    assert copy.deepcopy(said).parts == said.parts
 
 
 def test_run_toml_is_spoken_of_in_its_own_words(tmp_path: Path) -> None:

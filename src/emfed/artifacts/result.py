@@ -28,6 +28,7 @@ from emfed.core.protocols import (
 )
 from emfed.core.records import Records
 from emfed.core.streams import check_seed
+from emfed.core.wording import Setting, Wording
 from emfed.data.reading import in_words, match_columns, read_table
 from emfed.data.sources import ParquetRows, Source, chunks
 from emfed.data.workers import open_table
@@ -356,9 +357,12 @@ class Result:
     def _root(self) -> FloatArray:
         if self.uncertainty is None:
             raise SettingsError(
-                "this fit did not ask for standard errors: fit with errors=True (`emfed fit "
-                "--errors`, errors = true under [fit] of a run.toml), or give the rows of the fit: "
-                "result.with_errors(rows), estimator.summary(rows)."
+                Wording(
+                    "this fit did not ask for standard errors: fit with {} (`emfed fit --errors`, "
+                    "errors = true under [fit] of a run.toml), or give the rows of the fit: "
+                    "result.with_errors(rows), estimator.summary(rows).",
+                    Setting("errors", True),
+                )
             )
         return self.uncertainty
 

@@ -12,29 +12,30 @@ import typer
 from emfed.cli.help import (
     EXIT_INTERRUPTED,
     EXIT_UNCONVERGED,
-    NAMES,
     OUTPUT,
-    RUN,
     Command,
     Json,
     Options,
     Quiet,
     Threads,
+    completing,
     examples,
     option,
     switch,
+    with_settings,
 )
 from emfed.cli.tables import Decimal, Encoding, Separator
 from emfed.core.errors import SettingsError
+from emfed.core.settings.fit import ALGORITHM, RUN, FitFields
 
 PANEL = "Fit and use models"
-DATA, MODEL, ALGORITHM, LIMITS = "Data", "Model", "Algorithm", "Limits (the first one met)"
+DATA, MODEL = "Data", "Model"
 ModelFile = Annotated[str, typer.Argument(metavar="MODEL", help="A model file.")]
 Title = Annotated[str | None, option("Report title.", OUTPUT, "TEXT")]
 
 
-def _complete(option: str) -> Any:
-    return lambda: list(NAMES[option])
+SHAPES = ("full", "diag", "spherical", "tied")
+"""Covariance types of `emfed fit`."""
 
 
 def _complete_model() -> list[str]:
@@ -80,6 +81,7 @@ def _names(context: typer.Context) -> dict[str, str]:
     return names
 
 
+@with_settings(FitFields, before="compressor")
 def fit(
     context: typer.Context,
     data: Annotated[
@@ -153,7 +155,7 @@ def fit(
             "For gaussian-mixture: full (if left out), diag, spherical or tied.",
             MODEL,
             "NAME",
-            autocompletion=_complete("covariance_type"),
+            autocompletion=completing(SHAPES),
         ),
     ] = None,
     covariance_floor: Annotated[
@@ -166,50 +168,14 @@ def fit(
             min=0.0,
         ),
     ] = None,
-    factors: Annotated[
-        int | None, option("For factor-analysis and ppca; 2 if left out.", MODEL, "R", min=1)
+    n_factors: Annotated[
+        int | None,
+        option(
+            "For factor-analysis and ppca; 2 if left out.", MODEL, "R", names="--factors", min=1
+        ),
     ] = None,
     target: Annotated[
         str | None, option("For regression-mixture: the column to explain.", MODEL, "COLUMN")
-    ] = None,
-    algorithm: Annotated[
-        str,
-        option(
-            "auto, em, FedEM or VR-FedEM.", ALGORITHM, "NAME", autocompletion=_complete("algorithm")
-        ),
-    ] = "auto",
-    follow_em: Annotated[
-        bool,
-        switch(
-            "--follow-em",
-            "For auto: take little noise and no momentum, to end where pooled EM ends.",
-            ALGORITHM,
-        ),
-    ] = False,
-    epsilon: Annotated[
-        float | None,
-        option(
-            "Fit privately: what the fit may tell of any one row (1 is strong, 10 is weak).",
-            ALGORITHM,
-            "NUMBER",
-        ),
-    ] = None,
-    delta: Annotated[
-        float,
-        option(
-            "With --epsilon: the probability with which the fit may tell more of a row.",
-            ALGORITHM,
-            "P",
-        ),
-    ] = 1e-6,
-    noise_seed: Annotated[
-        int | None,
-        option(
-            "With --epsilon: noise that can be repeated, and so taken off: the model is not "
-            "private, and says so.",
-            ALGORITHM,
-            "N",
-        ),
     ] = None,
     compressor: Annotated[
         str | None,
@@ -220,77 +186,11 @@ def fit(
             "NAME",
         ),
     ] = None,
-    participation: Annotated[
-        float,
-        option(
-            "The probability that a worker takes part in a round.",
-            ALGORITHM,
-            "P",
-            min=0.0,
-            max=1.0,
-            names="--participation -p",
-        ),
-    ] = 1.0,
     batch_size: Annotated[
         int | None,
         option(
             "Rows that a worker uses in a round, if not all; not for em.", ALGORITHM, "ROWS", min=1
         ),
-    ] = None,
-    weights: Annotated[
-        str,
-        option(
-            "samples (every row counts alike) or uniform (every worker).",
-            ALGORITHM,
-            "NAME",
-            autocompletion=_complete("weights"),
-        ),
-    ] = "samples",
-    start: Annotated[
-        str,
-        option(
-            "merge (clusters of each worker's own rows), k-means (cluster sums and counts), "
-            "moments (the spread of all data), or auto: k-means where the model can; merge in its "
-            "place from 50 workers on, and beside it where several starts compete. None chooses "
-            "rows.",
-            ALGORITHM,
-            "NAME",
-            autocompletion=_complete("start"),
-        ),
-    ] = "auto",
-    n_init: Annotated[
-        int, option("Number of starts that compete; the best goes on.", ALGORITHM, "N", min=1)
-    ] = 1,
-    moves: Annotated[
-        int,
-        option(
-            "After the fit of fewer than 50 workers has converged, move a component (two are "
-            "merged, another is split) until so many moves in a row gained nothing.",
-            ALGORITHM,
-            "N",
-            min=0,
-        ),
-    ] = 3,
-    rounds: Annotated[int | None, option("At most; 1000 if left out.", LIMITS, "N", min=0)] = None,
-    tol: Annotated[
-        float | None,
-        option(
-            "Nats per row that may be left to gain when the fit has converged; 1e-6 if left out; "
-            "0 makes all rounds.",
-            LIMITS,
-            "X",
-            min=0.0,
-        ),
-    ] = None,
-    field_tol: Annotated[
-        float | None, option("The same by |H|², in three rounds in a row.", LIMITS, "X", min=0.0)
-    ] = None,
-    max_bytes: Annotated[
-        int | None,
-        option("Stop after this many bytes of all workers, up and down.", LIMITS, "N", min=0),
-    ] = None,
-    seconds: Annotated[
-        float | None, option("Stop after this many seconds of computing.", LIMITS, "S", min=0.0)
     ] = None,
     checkpoint: Annotated[
         Path | None, option("Keep the state here, to go on later.", RUN, "FILE")
@@ -302,32 +202,7 @@ def fit(
             "Compute the log-likelihood along the way, for the report: up to 64 more passes.", RUN
         ),
     ] = True,
-    errors: Annotated[
-        bool,
-        switch(
-            "--errors",
-            "Work out standard errors, which `emfed inspect` shows: one more exchange.",
-            RUN,
-        ),
-    ] = False,
-    validate: Annotated[
-        bool,
-        switch(
-            "--validate",
-            "Hold rows out and leave workers out: does the model serve each worker?",
-            RUN,
-        ),
-    ] = False,
     names: Annotated[bool, option("Keep the workers' names.", OUTPUT)] = True,
-    seed: Annotated[
-        int,
-        option(
-            "Seed for the start and the noise of compression (not that of --epsilon).",
-            RUN,
-            "N",
-            min=0,
-        ),
-    ] = 0,
     threads: Threads = None,
     device: Annotated[str | None, option("Compute on a GPU: cuda.", RUN, "NAME")] = None,
     precision: Annotated[str, option("On a device: double, or fast (six digits).", RUN)] = "double",
@@ -345,6 +220,7 @@ def fit(
     ] = None,
     quiet: Quiet = False,
     json_output: Json = False,
+    **settings: Any,
 ) -> None:
     """Fit a model on the data of many workers and write a model file.
 

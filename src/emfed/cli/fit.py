@@ -15,12 +15,16 @@ import numpy as np
 from emfed.artifacts.fits import served
 from emfed.artifacts.model_card import size
 from emfed.artifacts.result import Result, ending
-from emfed.cli.help import NAMES, Options, spoken
+from emfed.cli.commands import SHAPES
+from emfed.cli.help import Options, spoken
 from emfed.cli.intake import Intake, read_workers
 from emfed.cli.tables import PIPE, check_output
 from emfed.core.configuration import nearest
 from emfed.core.errors import SettingsError
 from emfed.core.protocols import ModelWords, plural
+from emfed.core.settings.declaring import declared
+from emfed.core.settings.fit import FitFields
+from emfed.core.wording import Setting, Wording
 from emfed.data.placing import check_precision
 from emfed.data.workers import to_device
 from emfed.fitting.driver import Watch, threads_of
@@ -75,11 +79,11 @@ def run_fit(options: Options) -> tuple[bool, bool]:
 
 def _check(options: Options) -> None:
     """Everything that is wrong before a row is read."""
-    for option, allowed in NAMES.items():
-        value = getattr(options, option)
-        if value is not None and value.lower() not in {word.lower() for word in allowed}:
-            said = option.replace("_", "-")
-            raise SettingsError(f"--{said} must be one of {', '.join(allowed)}; got {value!r}.")
+    words = {name: known.option_words for name, known in declared(FitFields).items()}
+    for option, allowed in {**words, "covariance_type": SHAPES}.items():
+        value = getattr(options, option, None)
+        if allowed and value is not None and value.lower() not in map(str.lower, allowed):
+            raise SettingsError(setting=option, must=f"be one of {', '.join(allowed)}", got=value)
     if options.out == PIPE or not options.out:
         raise SettingsError(f"--out must be the path of a file; got {options.out!r}.")
     data = [str(path) for path in options.data]
@@ -97,15 +101,15 @@ def _check(options: Options) -> None:
     _settings(options, {"kind": "gaussian-mixture", "n_components": 1}, fit)
 
 
-OF_MODELS = {
-    "n_components": "n_components",
-    "covariance_type": "covariance_type",
-    "covariance_floor": "covariance_floor",
-    "missing": "missing",
-    "factors": "n_factors",
-    "target": "target",
-}
-"""Options that are settings of models, by their names there: a model that has one takes it."""
+OF_MODELS = (
+    "n_components",
+    "covariance_type",
+    "covariance_floor",
+    "missing",
+    "n_factors",
+    "target",
+)
+"""Options that are settings of models: a model that has one takes it."""
 OF_ALGORITHMS = {
     "follow_em": ("auto",),
     "compressor": ("FedEM", "VR-FedEM"),
@@ -137,10 +141,7 @@ def _check_applies(options: Options) -> None:
     """Refuse what would have no effect: whoever says it expects one."""
     kind = kind_of(options)
     why = "" if options.types is None else " (which --types makes it)"
-    of_models = {
-        name: [model for model in MODELS if word in words_of(model)]
-        for name, word in OF_MODELS.items()
-    }
+    of_models = {name: [model for model in MODELS if name in words_of(model)] for name in OF_MODELS}
     for what, chosen, table in (
         ("model", kind, of_models),
         ("algorithm", options.algorithm, OF_ALGORITHMS),
@@ -150,8 +151,11 @@ def _check_applies(options: Options) -> None:
             said = value is not None and value is not False
             if said and chosen.lower() not in {f.lower() for f in fitting}:
                 raise SettingsError(
-                    f"--{name.replace('_', '-')} goes with --{what} {' or '.join(fitting)}, not "
-                    f"with {chosen}{why if what == 'model' else ''}: leave it out, or choose that."
+                    Wording(
+                        "{} goes with --{} {}, not with {}{}: leave it out, or choose that.",
+                        *(Setting(name), what, " or ".join(fitting), chosen),
+                        why if what == "model" else "",
+                    )
                 )
 
 
@@ -186,7 +190,7 @@ def make_settings(options: Options, intake: Intake) -> FitSettings:
     """The settings that the options describe."""
     kind = kind_of(options)
     own, fit = _given(options)
-    asked = {word: getattr(options, name) for name, word in OF_MODELS.items()}
+    asked = {name: getattr(options, name) for name in OF_MODELS}
     asked |= {"missing": options.missing or None, "families": intake.families or None}
     first = {"n_components": COMPONENTS, "n_factors": FACTORS, "families": "gaussian"}
     takes = words_of(kind)
@@ -207,7 +211,7 @@ def _given(options: Options) -> tuple[dict[str, Any], dict[str, Any]]:
         name = name.strip().replace("-", "_")
         if not (equals and name):
             raise SettingsError(f"--set takes NAME=VALUE, as in rank=2; got {said!r}.")
-        if name in (*OF_MODELS.values(), *SETTINGS):
+        if name in (*OF_MODELS, *SETTINGS):
             raise SettingsError(f"--set {name}: it has an option of its own; see emfed fit --help.")
         try:
             read = tomllib.loads(f"value = {value}")["value"]
@@ -226,11 +230,7 @@ def _settings(options: Options, model: dict[str, Any], more: dict[str, Any]) -> 
     return read_words(model, algorithm, fit)
 
 
-SETTINGS = (
-    *("follow_em", "participation", "weights", "start", "n_init", "moves"),
-    *("rounds", "tol", "field_tol", "max_bytes", "seconds", "seed", "errors", "validate"),
-    *("epsilon", "delta", "noise_seed"),
-)
+SETTINGS = [name for name, known in declared(FitFields).items() if known.panel and known.toml]
 """Options that are settings of a fit under the same name."""
 
 

@@ -7,11 +7,19 @@ from __future__ import annotations
 
 import inspect
 import typing
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextvars import ContextVar
+from inspect import Parameter
 from types import SimpleNamespace
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
+
+from emfed.core.errors import worded
+from emfed.core.settings.declaring import declared, kind_of
+from emfed.core.settings.fit import RUN
+from emfed.core.wording import PYTHON, UNSET, ByFace, Face, Setting
 
 EXIT_OK, EXIT_ERROR, EXIT_USAGE, EXIT_UNCONVERGED, EXIT_TOO_FEW = 0, 1, 2, 3, 4
 EXIT_INTERRUPTED, EXIT_CLOSED_PIPE = 130, 141
@@ -28,6 +36,7 @@ EXIT_CODES = {
 }
 
 
+KEYWORD = Parameter.KEYWORD_ONLY
 Options = SimpleNamespace
 """What the command line and the configuration said, by the names of the options."""
 
@@ -43,6 +52,45 @@ def switch(names: str, words: str, panel: str | None = None, **more: Any) -> Any
     return option(words, panel, names=names, **more)
 
 
+def completing(words: Sequence[str]) -> Callable[[], list[str]]:
+    """What a shell completes an option by."""
+    return lambda: list(words)
+
+
+def with_settings(kind: type, before: str) -> Callable[[Any], Any]:
+    """Give a command an option for each setting that is declared with a heading.
+
+    The options stand before the parameter of that name, and reach the command by ``**settings``.
+    """
+    made = []
+    for name, known in declared(kind).items():
+        if known.panel:
+            value, default = kind_of(kind, name), getattr(kind, name)
+            shown = option(
+                f"{known.help} {known.option_more}".strip(),
+                known.panel,
+                known.metavar or None,
+                names=known.names or f"--{name.replace('_', '-')}",
+                min=known.low if value in (int, float) else None,
+                autocompletion=completing(known.option_words) if known.option_words else None,
+            )
+            takes: Any = value if default is not None else value | None
+            typed = Annotated[takes, shown]
+            made.append(Parameter(name, KEYWORD, default=default, annotation=typed))
+
+    def add(command: Any) -> Any:
+        given = inspect.signature(command, eval_str=True).parameters
+        own = [
+            part.replace(kind=KEYWORD) for part in given.values() if part.kind != part.VAR_KEYWORD
+        ]
+        at = list(given).index(before)
+        command.__signature__ = inspect.Signature([*own[:at], *made, *own[at:]])
+        command.__annotations__ = {p.name: p.annotation for p in (*own, *made)}
+        return command
+
+    return add
+
+
 def group(words: str, *lines: str) -> typer.Typer:
     """Make a command that has commands below it, with examples of them."""
     return typer.Typer(
@@ -54,14 +102,7 @@ def group(words: str, *lines: str) -> typer.Typer:
     )
 
 
-NAMES = {
-    "covariance_type": ("full", "diag", "spherical", "tied"),
-    "algorithm": ("auto", "em", "FedEM", "VR-FedEM"),
-    "weights": ("samples", "uniform"),
-    "start": ("auto", "merge", "k-means", "moments"),
-}
-"""Options that are one of a few words."""
-OUTPUT, RUN = "Output", "Run"
+OUTPUT = "Output"
 Json = Annotated[bool, switch("--json", "Print the summary as JSON.", OUTPUT)]
 Quiet = Annotated[bool, switch("--quiet -q", "Print nothing.", OUTPUT)]
 Threads = Annotated[int | None, option("Threads of the linear algebra.", RUN, "N", min=1)]
@@ -73,55 +114,52 @@ def examples(*lines: str, before: str = "") -> str:
     return f"{before}\n\nExamples:\n\n\b\n{typed}" if before else f"Examples:\n\n\b\n{typed}"
 
 
-SAME = (
-    *("n_components", "covariance_type", "covariance_floor", "algorithm", "compressor"),
-    *("batch_size", "follow_em", "participation", "weights", "start", "n_init", "moves", "rounds"),
-    *("tol", "field_tol"),
-    *("max_bytes", "seconds", "checkpoint", "resume", "missing", "groups", "columns", "seed"),
-    *("threads", "device", "precision", "target", "epsilon", "delta", "noise_seed"),
-    *("bins", "family", "penalty", "smoothing", "seasonality", "site_covariates"),
-    *("time_covariates", "level", "since", "until", "coordinates", "spatial", "covariate_penalty"),
-    "observer_effects",
-)
-OPTIONS = {name: name.replace("_", "-") for name in SAME} | {
-    "n_factors": "factors",
-    "families": "types",
-    "noise_floor": "set noise_floor",
-    "floor": "set floor",
+SPELLED = {
+    ("bad_rows", "skip"): "--skip-bad",
+    ("duplicates", "keep"): "--keep-duplicates",
+    ("observer", None): "--observer ''",
 }
-"""Arguments of `emfed.fit` and of models that messages speak of, and the options they are here."""
-ELSEWHERE = {
-    "in_metric=True, ": "",
-    "a smaller step_size, ": "",
-    "say ColumnNames(observer=None)": "use --observer ''",
-    "with ColumnNames(...)": "with --site, --date, --value, --observer and --worker",
-    "bad_rows='skip'": "--skip-bad",
-    "duplicates='keep'": "--keep-duplicates",
-    "with species=": "with --species",
-    "Categorical(n)": "categorical",
-    "import the module that calls emfed.models.register_model on it, then load again": (
-        "name the module that registers it, as in emfed --import MODULE"
-    ),
-}
-"""Advice that only Python and run.toml can follow, and what is said here in its place."""
+"""Settings with a value that an option of another name gives."""
+
+
+class CommandFace(Face):
+    """Settings as options of a command, the others by ``--set`` where it has that."""
+
+    name = "command"
+
+    def __init__(self, params: Iterable[Any]) -> None:
+        named = {param.name: max(param.opts, key=len) for param in params}
+        self.options = {name: said for name, said in named.items() if said[:2] == "--"}
+
+    def setting(self, mentioned: Setting) -> str:
+        """An option, and its value if there is one."""
+        name, value = mentioned.name, mentioned.value
+        if isinstance(value, Mapping):  # families of columns
+            each = (f"{column}={self.value(family)}" for column, family in value.items())
+            return f"--types {','.join(each)}"
+        for (spelled, given), typed in SPELLED.items():
+            if name == spelled and value == given:
+                return typed
+        if said := self.options.get(name):
+            return said if value is UNSET or value is True else f"{said} {self.value(value)}"
+        if value is UNSET or "more" not in self.options:
+            return super().setting(Setting(name, value))
+        return f"--set {name}={self.value(value)}"
+
+    def value(self, value: Any) -> str:
+        """A value as a shell takes it."""
+        if isinstance(value, ByFace):
+            return self.phrase(value)
+        return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+FACE: ContextVar[Face] = ContextVar("FACE", default=PYTHON)
+"""How the command that runs is typed."""
 
 
 def spoken(message: str) -> str:
-    """A message of the library in the words of the command line: ``resume=True`` is --resume."""
-    from emfed.core.configuration import reworded, with_family
-
-    for words, here in ELSEWHERE.items():
-        message = message.replace(words, here)
-
-    def typed(name: str, value: str | None) -> str:
-        flag = value is None or value == "True"
-        joint = "=" if name.startswith("set ") else " "
-        return f"--{name}" if flag else f"--{name}{joint}{value}".replace("'", "")
-
-    def column(name: str, family: str) -> str:
-        return f"--types {name}={family}".replace("'", "")
-
-    return reworded(with_family(message, column), OPTIONS, typed)
+    """A message in the words of the command that runs."""
+    return str(FACE.get()(message))
 
 
 def exit_codes() -> str:
@@ -152,6 +190,12 @@ def _value(function: Any, name: str) -> str:
 
 class Command(TyperCommand):
     """A command whose options stand under the headings they were given."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run it; its errors name settings by its options."""
+        FACE.set(CommandFace(self.params))
+        with worded(FACE.get()):
+            return super().invoke(ctx)
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """Arguments by their names, those that may be left out in brackets."""

@@ -14,6 +14,7 @@ from rich.table import Table
 from emfed.cli.help import Options, spoken
 from emfed.compressors.words import parse_compressor
 from emfed.core.errors import DataError, EmfedWarning, SettingsError
+from emfed.core.settings.declaring import declared
 from emfed.fitting.progress import progress
 from emfed.imputation import (
     Checklists,
@@ -44,7 +45,7 @@ def run_impute(options: Options) -> bool:
         result = _fit(table, options)
     if result.stopped == "interrupted":  # at once: figures take seconds
         console.print("interrupted: writing what was reached")
-    remarks = [spoken(str(w.message)) for w in caught if issubclass(w.category, EmfedWarning)]
+    remarks = [spoken(w.message.args[0]) for w in caught if isinstance(w.message, EmfedWarning)]
     summary = _summary(result, options, remarks)
     _write(result, summary, options)
     if options.json_output:
@@ -112,24 +113,25 @@ def _read(options: Options) -> FieldTable:
     return read_records(data, _columns(options), duplicates=duplicates, **common)
 
 
-SETTINGS = (
-    *("mode", "rank", "penalty", "smoothing", "seasonality", "spatial", "covariate_penalty"),
-    *("draws", "rounds", "seed", "participation"),
-)
-"""Options that `impute` takes under the same name."""
+FRAMES = ("coordinates", "site_covariates", "time_covariates")
+"""Settings that are tables, which the command line reads from files."""
 
 
 def _fit(table: FieldTable, options: Options) -> Imputation:
-    chosen, limits = options.compressor, ImputeSettings(options.mode, rounds=options.rounds).stop
+    given = {
+        name: getattr(options, name)
+        for name, known in declared(ImputeSettings).items()
+        if known.panel and getattr(options, name) is not None
+    }
+    if "compressor" in given:
+        given["compressor"] = parse_compressor(given["compressor"])
+    given |= {name: _frame(given[name]) for name in FRAMES if name in given}
+    limits = ImputeSettings(options.mode, rounds=options.rounds).stop
     bar_of = nullcontext() if options.json_output else progress(limits, then=THEN)
     with bar_of as bar:
         result = impute(
             table,
-            **{name: getattr(options, name) for name in SETTINGS},
-            coordinates=_frame(options.coordinates),
-            site_covariates=_frame(options.site_covariates),
-            time_covariates=_frame(options.time_covariates),
-            compressor=None if chosen is None else parse_compressor(chosen),
+            **given,
             callbacks=[bar] if bar and options.mode not in ONE_UPLOAD else [],
             progress=bar.stage if bar else None,
         )

@@ -7,7 +7,6 @@ import re
 import sys
 import warnings
 from importlib import import_module
-from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -23,7 +22,6 @@ from emfed.cli.help import (
     EXIT_TOO_FEW,
     EXIT_USAGE,
     OUTPUT,
-    RUN,
     Command,
     CommandGroup,
     Options,
@@ -32,10 +30,12 @@ from emfed.cli.help import (
     option,
     spoken,
     switch,
+    with_settings,
 )
 from emfed.cli.keys import keys_app
 from emfed.cli.owner import owner_app
 from emfed.cli.tables import Decimal, Encoding, Separator
+from emfed.core.settings.impute import HOW, INDEX, ImputeFields
 from emfed.core.version import __version__
 
 app = typer.Typer(
@@ -97,8 +97,7 @@ commands.register(app)
 OnlyJson = Annotated[bool, switch("--json", "Print the summary as JSON, and nothing else.")]
 OneThread = Annotated[int, option("Threads of the linear algebra.", min=1)]
 PAPER, WITH_MODEL = "The theory and the paper", "With a fitted model"
-RECORDS, EBIRD, HOW = "Records of sites and times", "Records of eBird", "How the table is filled"
-INDEX = "Index, trend and bounds"
+RECORDS, EBIRD = "Records of sites and times", "Records of eBird"
 LEFT_OUT = ("jinja2", "matplotlib", "sklearn")
 """What emfed-site does not install (docs/decisions/009)."""
 REPRODUCE = (
@@ -208,6 +207,7 @@ def plan(
         "    --groups 10",
     ),
 )
+@with_settings(ImputeFields, before="strata")
 def impute(
     context: typer.Context,
     data: Annotated[
@@ -309,46 +309,6 @@ def impute(
         bool,
         switch("--keep-duplicates", "Take repeated keys as records of their own.", panel=RECORDS),
     ] = False,
-    mode: Annotated[
-        str,
-        option(
-            "observed, cell, paper or site-owner. In the first two every worker sends the sums of "
-            "its cells once; site-owner tells the server less.",
-            panel=HOW,
-        ),
-    ] = "observed",
-    rank: Annotated[int | None, option("Chosen if left out.", min=0, panel=HOW)] = None,
-    penalty: Annotated[float | None, option("Chosen if left out.", min=0, panel=HOW)] = None,
-    smoothing: Annotated[
-        float | None,
-        option("Smooth neighbouring times so strongly; chosen if left out.", min=0, panel=HOW),
-    ] = None,
-    seasonality: Annotated[
-        float | None,
-        option("Smooth months a year apart so strongly; chosen if left out.", min=0, panel=HOW),
-    ] = None,
-    coordinates: Annotated[
-        Path | None,
-        option(
-            "CSV or Parquet: a column 'site', and longitude and latitude (or two columns on a "
-            "map). It ties neighbouring sites to each other, and draws a map.",
-            panel=HOW,
-        ),
-    ] = None,
-    spatial: Annotated[
-        float | None,
-        option("Tie neighbouring sites so strongly; chosen if left out.", min=0, panel=HOW),
-    ] = None,
-    covariate_penalty: Annotated[
-        float | None,
-        option("Penalty of the coefficients of covariates; chosen if left out.", min=0, panel=HOW),
-    ] = None,
-    site_covariates: Annotated[
-        Path | None, option("CSV or Parquet: a column 'site', and numbers.", panel=HOW)
-    ] = None,
-    time_covariates: Annotated[
-        Path | None, option("CSV or Parquet: a column 'time', and numbers.", panel=HOW)
-    ] = None,
     strata: Annotated[
         Path | None,
         option("CSV or Parquet: a column 'site' and its stratum, for the index.", panel=INDEX),
@@ -362,33 +322,8 @@ def impute(
     level: Annotated[
         float, option("Probability that an interval covers.", min=0.01, max=0.999, panel=INDEX)
     ] = 0.9,
-    draws: Annotated[
-        int,
-        option(
-            "With --model, so many random completions, one below the other; else the draws that "
-            "estimates and bounds rest on (200 if left out).",
-            min=0,
-            panel=INDEX,
-        ),
-    ] = 0,
-    rounds: Annotated[
-        int | None,
-        option("Rounds of modes paper and site-owner; 100 or more if left out.", min=1, panel=RUN),
-    ] = None,
-    participation: Annotated[
-        float | None,
-        option("Share of workers in a round (site-owner).", names="--participation -p", panel=RUN),
-    ] = None,
-    compressor: Annotated[
-        str | None,
-        option(
-            "none, dithering:LEVELS, block:SIZE, subtractive:NOISE, sparse:SHARE (paper, "
-            "site-owner).",
-            panel=RUN,
-        ),
-    ] = None,
-    seed: Annotated[int, option("Seed of groups and algorithm.", min=0, panel=RUN)] = 0,
     json_output: OnlyJson = False,
+    **settings: Any,
 ) -> None:
     """Fill a table: empty cells by a fitted model, or sites x time from records of many observers.
 
@@ -425,10 +360,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Run the command line; errors are one line on stderr and an exit code."""
     from emfed.core.errors import EmfedError, ParticipationError, SettingsError
 
-    # A server's settings stand in run.toml, and are spoken of as there.
     given = sys.argv[1:] if arguments is None else arguments
-    words = (w for before, w in pairwise(["", *given]) if before != "--import" and w[:1] != "-")
-    own = next(words, "") != "serve"
     warnings.formatwarning = _plain_warning
     if given[:1] == ["reproduce"]:
         _fail(REPRODUCE, EXIT_USAGE)
@@ -437,13 +369,13 @@ def main(arguments: list[str] | None = None) -> None:
     except _UsageError as error:
         _complain_of_usage(error)
     except SettingsError as error:
-        _fail(spoken(str(error)) if own else str(error), EXIT_USAGE)
+        _fail(str(error), EXIT_USAGE)
     except ParticipationError as error:
         _fail(str(error), EXIT_TOO_FEW)
     except EmfedError as error:
         if (report := getattr(error, "report", None)) is not None:
             _tell_faults(report, "--json" in given)
-        _fail(spoken(str(error)) if own else str(error), EXIT_ERROR)
+        _fail(str(error), EXIT_ERROR)
     except OSError as error:
         where = f": {error.filename}" if error.filename else ""
         _fail(f"{error.strerror or error}{where}", EXIT_ERROR)
@@ -461,7 +393,8 @@ def _plain_warning(message: Any, category: type[Warning], *where: Any, **more: A
     from emfed.core.errors import EmfedWarning
 
     if issubclass(category, EmfedWarning):
-        return f"emfed: {spoken(' '.join(str(message).split()))}\n"
+        said = spoken(message.args[0] if isinstance(message, Warning) else message)
+        return f"emfed: {' '.join(said.split())}\n"
     return _python_warning(message, category, *where, **more)
 
 

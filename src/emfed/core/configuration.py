@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import difflib
+import json
 import re
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal, TypeVar
 
-from emfed.core.errors import SettingsError
+from emfed.core.errors import EmfedError, SettingsError
+from emfed.core.wording import UNSET, Face, Setting, Wording
 
 Kind = TypeVar("Kind")
 
@@ -22,7 +24,7 @@ def read_settings(values: Mapping[str, Any], where: str, kind: type[Kind]) -> Ki
     try:
         return kind(**fields)
     except SettingsError as error:
-        raise SettingsError(f"{where}: {error}") from None
+        raise at(where, error.on(TOML)) from None
 
 
 def check_keys(values: Mapping[str, Any], known: Iterable[str], where: str) -> None:
@@ -56,35 +58,36 @@ def _checked(name: str, value: Any, where: str, hint: Any) -> Any:
     return value
 
 
-def reworded(
-    message: str, names: Mapping[str, str], write: Callable[[str, str | None], str]
-) -> str:
-    """A message in the words of the face that was called: each setting by its name there.
+class TomlFace(Face):
+    """Settings as a TOML file writes them: ``missing = true``."""
 
-    ``write`` puts a name and the value after it (``start='moments'``), if any, as the face does. A
-    name that is an English word too is a setting only where a value or "must" follows.
-    """
+    name = "toml"
 
-    def said(found: re.Match[str]) -> str:
-        name, value = found[1], found[2]
-        plain = "_" not in name and name != "tol"
-        if plain and value is None and not message[found.end() :].startswith(" must "):
-            return found[0]
-        return write(names[name], value)
+    def setting(self, mentioned: Setting) -> str:
+        """A key, and its value if there is one."""
+        kind = f'kind = "{mentioned.of.replace("_", "-")}" and ' if mentioned.of else ""
+        if mentioned.value is UNSET:
+            return kind + mentioned.name
+        return f"{kind}{mentioned.name} = {self.value(mentioned.value)}"
 
-    value = r"=(True|False|None|'[^']*'|[\w.+:-]*\w)"
-    return re.sub(rf"(?<![\w.'\"-])({'|'.join(names)})\b(?:{value})?", said, message)
-
-
-def with_family(message: str, write: Callable[[str, str], str]) -> str:
-    """A message in which ``write`` puts the advice to give a column another family."""
-    asked = r"mixed_mixture\(families=\{([^:{}]+): ([^{}]+)\}\)"
-    return re.sub(asked, lambda found: write(found[1], found[2]), message)
+    def value(self, value: Any) -> str:
+        """A value in TOML."""
+        if isinstance(value, (bool, str)):
+            return json.dumps(value)
+        if isinstance(value, Mapping):
+            pairs = (f"{_key(str(key))} = {self.value(each)}" for key, each in value.items())
+            return "{" + ", ".join(pairs) + "}"
+        return super().value(value)
 
 
-def as_toml(name: str, value: str | None) -> str:
-    """``missing = true``: a setting as a TOML file writes it."""
-    if value is None:
-        return name
-    quoted = '"' + value[1:-1] + '"' if value.startswith("'") else value
-    return f"{name} = {quoted.lower() if value in ('True', 'False') else quoted}"
+TOML = TomlFace()
+
+
+def _key(name: str) -> str:
+    return name if re.fullmatch(r"[\w-]+", name, re.ASCII) else json.dumps(name)
+
+
+def at(where: str, error: Exception) -> SettingsError:
+    """The error as one of a place in a file."""
+    said = error.message if isinstance(error, EmfedError) else error
+    return SettingsError(Wording("{}: {}", where, said))

@@ -24,9 +24,12 @@ A message says what was expected, what came, and what to do.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
+
+from emfed.core.wording import UNSET, Face, Setting, Wording, name_of
 
 
 class EmfedError(Exception):
@@ -41,6 +44,16 @@ class EmfedError(Exception):
     ...     print(type(error).__name__)
     SettingsError
     """
+
+    def on(self, face: Face) -> Self:
+        """The same error with settings by the names that this face has for them."""
+        self.args = (face(self.message), *self.args[1:])
+        return self
+
+    @property
+    def message(self) -> str:
+        """The message, a `Wording` if it mentions settings."""
+        return self.args[0] if self.args else ""
 
 
 class DataError(EmfedError, ValueError):
@@ -58,7 +71,23 @@ class DataError(EmfedError, ValueError):
 
 
 class SettingsError(EmfedError, ValueError):
-    """An option is out of its range, or options contradict each other; it is also a `ValueError`.
+    """A setting is out of its range, or settings contradict each other; also a `ValueError`.
+
+    It takes a message, or what one is made of. Each face (Python, estimators, the command line,
+    ``run.toml``) prints the settings that it mentions by its own names.
+
+    Parameters
+    ----------
+    message : str
+        The message; a `Wording` where it mentions settings.
+    setting : str or Setting
+        The setting that is wrong.
+    must : str
+        What it must be or do, after "must".
+    got : object
+        The value that came.
+    instead : str
+        What to do.
 
     Examples
     --------
@@ -69,6 +98,22 @@ class SettingsError(EmfedError, ValueError):
     ...     print(error)
     step_size must lie in (0, 2); got 3.0. EM itself is step 1; ...
     """
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        setting: str | Setting | None = None,
+        must: str = "",
+        got: Any = UNSET,
+        instead: str = "",
+    ) -> None:
+        if setting is not None:
+            came = "" if got is UNSET else f"; got {got!r}"
+            hint = Wording(" {}", instead) if instead else ""
+            message = Wording("{} must {}{}.{}", name_of(setting), must, came, hint)
+        super().__init__(message)
+        self.setting, self.must, self.got, self.instead = setting, must, got, instead
 
 
 class NumericalError(EmfedError):
@@ -201,15 +246,33 @@ def known(value: Told | None) -> Told:
     return value
 
 
-def check_type(name: str, value: object, kind: type, example: str) -> None:
+@contextmanager
+def worded(face: Face) -> Iterator[None]:
+    """Within, errors call settings by the names that this face has for them."""
+    try:
+        yield
+    except EmfedError as error:
+        error.on(face)
+        raise
+
+
+def check_type(name: str | Setting, value: object, kind: type, example: str) -> None:
     """Raise a `SettingsError` unless ``value`` is an instance of ``kind``."""
     if not isinstance(value, kind):
         got = f"the class {value.__name__}" if isinstance(value, type) else repr(value)[:80]
-        raise SettingsError(f"{name} must be something like {example}; got {got}.")
+        message = Wording("{} must be something like {}; got {}.", name_of(name), example, got)
+        raise SettingsError(message)
+
+
+def check_choice(name: str | Setting, value: Any, choices: Iterable[str]) -> None:
+    """Raise a `SettingsError` unless ``value`` is one of the words."""
+    words = list(choices)
+    if value not in words:
+        raise SettingsError(setting=name, must=f"be one of {', '.join(words)}", got=value)
 
 
 def check_range(
-    name: str,
+    name: str | Setting,
     value: float,
     low: float,
     high: float,
@@ -223,23 +286,22 @@ def check_range(
     try:
         number = float(value)
     except (TypeError, ValueError):
-        raise SettingsError(f"{name} must be a number in {interval}; got {value!r}.") from None
+        raise SettingsError(setting=name, must=f"be a number in {interval}", got=value) from None
     above = number > low if open_low else number >= low
     below = number < high if open_high else number <= high
     if not (above and below):  # also catches NaN
-        tail = f" {hint}" if hint else ""
-        raise SettingsError(f"{name} must lie in {interval}; got {value!r}.{tail}")
+        raise SettingsError(setting=name, must=f"lie in {interval}", got=value, instead=hint)
     return number
 
 
-def check_count(name: str, value: int, low: int = 1) -> int:
+def check_count(name: str | Setting, value: int, low: int = 1) -> int:
     """Return ``int(value)``, or raise a `SettingsError` if it is no whole number >= ``low``."""
     import operator
 
     try:
         number = operator.index(value)
     except TypeError:
-        raise SettingsError(f"{name} must be a whole number >= {low}; got {value!r}.") from None
+        number = low - 1
     if isinstance(value, bool) or number < low:
-        raise SettingsError(f"{name} must be a whole number >= {low}; got {value!r}.")
+        raise SettingsError(setting=name, must=f"be a whole number >= {low}", got=value) from None
     return number

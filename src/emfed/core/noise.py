@@ -14,12 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emfed.core.privacy import Bits
+from emfed.core.wording import Setting, Wording
 
 KEY_BYTES = 32
 """Bytes of a key: nobody tries out 2^256 of them."""
-SITES_DRAW = (
-    "noise_seed is for fits in one process: between machines every site draws its noise from a "
-    "secret of its own. Leave noise_seed out."
+SITES_DRAW = Wording(
+    "{} is for fits in one process: between machines every site draws its noise from a secret of "
+    "its own. Leave {} out.",
+    *(Setting("noise_seed"), Setting("noise_seed")),
 )
 
 

@@ -91,10 +91,8 @@ def mu_squared_of(epsilon: float, delta: float) -> float:
 def check_delta(delta: float) -> None:
     """Refuse a delta that is no small probability."""
     if not 0 < delta < 0.5:
-        raise SettingsError(
-            f"delta must be a small probability, well below one in the number of rows, such as "
-            f"1e-6; got {delta!r}."
-        )
+        small = "be a small probability, well below one in the number of rows, such as 1e-6"
+        raise SettingsError(setting="delta", must=small, got=delta)
 
 
 def price(steps: float, shares: int, deviation: float = DEVIATION) -> float:

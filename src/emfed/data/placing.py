@@ -7,8 +7,9 @@ from typing import Any, final
 
 import numpy as np
 
-from emfed.core.errors import SettingsError
+from emfed.core.errors import SettingsError, check_choice
 from emfed.core.protocols import IntArray
+from emfed.core.wording import Setting, Wording
 from emfed.data.sources import Source
 from emfed.models.devices import Precision
 from emfed.models.devices.placing import check_device, expect, place, stream
@@ -52,12 +53,12 @@ class Streamed(Source):
 
 def check_precision(device: Any, precision: Precision) -> Any:
     """The torch device, None without one: what can be said before a row is read."""
-    if precision not in ("double", "fast"):
-        raise SettingsError(f"precision must be 'double' or 'fast'; got {precision!r}.")
+    check_choice("precision", precision, ("double", "fast"))
     if device is not None:
         return check_device(device)
     if precision != "double":
-        raise SettingsError("precision='fast' goes with a device: give device='cuda' as well.")
+        fast, cuda = Setting("precision", "fast"), Setting("device", "cuda")
+        raise SettingsError(Wording("{} goes with a device: give {} as well.", fast, cuda))
     return None
 
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from emfed.core.errors import DataError, check_count
 from emfed.core.protocols import IntArray, Names
+from emfed.core.wording import Setting, Wording
 from emfed.models.devices.placing import read_ahead
 
 BLOCK_ELEMENTS = 1 << 21
@@ -215,7 +216,9 @@ class ParquetRows(Source):
         self.path = Path(path)
         schema = parquet_schema(self.path)
         if isinstance(columns, str):
-            raise DataError(f"columns must be a list of names; got {columns!r}.")
+            raise DataError(
+                Wording("{} must be a list of names; got {!r}.", Setting("columns"), columns)
+            )
         names = tuple(schema) if columns is None else tuple(columns)
         if len(set(names)) != len(names):
             raise DataError(f"{self.path}: some column is named twice in {list(names)}.")

@@ -13,6 +13,7 @@ from array_api_compat import array_namespace, is_numpy_array
 
 from emfed.core.errors import DataError, SettingsError
 from emfed.core.protocols import FloatArray, IntArray
+from emfed.core.wording import Setting, Wording
 from emfed.data.files import parquet_labels, parquet_workers
 from emfed.data.placing import Streamed, check_precision, n_bytes
 from emfed.data.reading import check_kind, match_columns, read_table
@@ -315,8 +316,10 @@ def _labels(groups: Any, count: int) -> Any:
     labels = np.asarray(values)
     if labels.shape != (count,):
         raise DataError(
-            f"groups must name one worker per row: expected {count} values, got shape "
-            f"{labels.shape}."
+            Wording(
+                "{} must name one worker per row: expected {} values, got shape {}.",
+                *(Setting("groups"), count, labels.shape),
+            )
         )
     if not is_numpy_array(values) or labels.dtype.kind == "O":
         kinds = {type(v).__name__ for v in values}

@@ -15,6 +15,7 @@ from typing import Any, final
 
 from emfed.artifacts.disclosure import protections
 from emfed.core import series
+from emfed.core.configuration import TOML
 from emfed.core.errors import CheckpointError, EmfedError, ParticipationError, WireError
 from emfed.core.records import RoundRecord
 from emfed.core.storage import remove_torn
@@ -27,7 +28,6 @@ from emfed.fitting.progress import rounds_left
 from emfed.fitting.selection import with_setting
 from emfed.fitting.serving import Served, reached_numbers, serve
 from emfed.fitting.settings import ROUNDS
-from emfed.fitting.words import in_toml
 from emfed.network import Transport
 from emfed.network.membership import Members
 from emfed.network.site import mark
@@ -101,7 +101,7 @@ def serve_run(
         crossed = {"up": transport.received, "down": transport.sent}
         save_fit(config.place("output"), served, crossed)
     except EmfedError as error:
-        error.args = (in_toml(str(error)), *error.args[1:])
+        error.on(TOML)
         logger.exception("the run cannot go on")
         status.say("failed", error=str(error), few=isinstance(error, ParticipationError))
         raise
@@ -448,7 +448,7 @@ def save_fit(folder: Path, served: Served, crossed: dict[str, int]) -> None:
     """
     folder.mkdir(parents=True, exist_ok=True)
     remove_torn(folder, (MODEL,))
-    remarks = [in_toml(remark) for remark in served.fitted.remarks]
+    remarks = [TOML(remark) for remark in served.fitted.remarks]
     result = with_setting(served.result, "remarks", remarks) if remarks else served.result
     result.save(folder / MODEL)
     result.records.to_csv(folder / "rounds.csv")

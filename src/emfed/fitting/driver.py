@@ -41,6 +41,7 @@ from emfed.core.protocols import (
 from emfed.core.records import Records, RoundRecord
 from emfed.core.registry import plain
 from emfed.core.storage import load_checkpoint
+from emfed.core.wording import ByFace, Setting, Wording
 from emfed.data.workers import as_workers
 from emfed.fitting.candidates import Candidates
 from emfed.fitting.climbing import Climb
@@ -129,12 +130,20 @@ class Watch:
         path = self.checkpoint
         if path is None:
             if self.resume:
-                raise SettingsError("resume=True needs the path of a checkpoint.")
+                raise SettingsError(
+                    Wording(
+                        "{} needs the path of a {}.",
+                        *(Setting("resume", True), Setting("checkpoint")),
+                    )
+                )
         elif not str(path) or str(path) == "." or path.is_dir():
-            raise SettingsError(f"checkpoint must be the path of a file; got {str(path)!r}.")
+            raise SettingsError(setting="checkpoint", must="be the path of a file", got=str(path))
         elif path.exists() and not self.resume:
             raise CheckpointError(
-                f"{path} is there already: use resume=True to continue it, or remove it first."
+                Wording(
+                    "{} is there already: use {} to continue it, or remove it first.",
+                    *(path, Setting("resume", True)),
+                )
             )
 
     @property
@@ -333,8 +342,12 @@ def _settled_course(
     looked_on = climb is not None or course.candidates.led_on
     if not looked_on and stopped != "interrupted" and run.settle():
         remarks.append(
-            "the run ended worse than it began, so the start is kept: its noise was too much for "
-            "this model. Use algorithm='auto', a finer compressor, or a smaller step_size."
+            Wording(
+                "the run ended worse than it began, so the start is kept: its noise was too much "
+                "for this model. Use {}, a finer {}{}.",
+                *(Setting("algorithm", "auto"), Setting("compressor")),
+                ByFace(", or a smaller step_size", command=""),
+            )
         )
     return replace(course, stopped=stopped)
 
@@ -652,8 +665,11 @@ def _finished(
     if place in candidates.dropped and not candidates.dropped[place].converged:
         result = replace(result, confirmed=False)
         remarks.append(
-            "the number of components that was chosen had left the run early, as others promised "
-            "more: fit it by itself, or compare fewer with drop=False."
+            Wording(
+                "the number of components that was chosen had left the run early, as others "
+                "promised more: fit it by itself, or compare fewer with {}.",
+                Setting("drop", False),
+            )
         )
     result = without_empty(result, session.samples, remarks)
     unscored = result
@@ -774,8 +790,11 @@ def with_errors(result: Result, session: Session, part: int, remarks: list[str])
     root, least = chart.root(answers, samples)
     if least < LEAST:
         remarks.append(
-            "standard errors: the fit is no maximum in some direction, or the rows say nothing "
-            "about it, so some errors are huge. Fit with fewer components or a smaller tol."
+            Wording(
+                "standard errors: the fit is no maximum in some direction, or the rows say nothing "
+                "about it, so some errors are huge. Fit with fewer components or a smaller {}.",
+                Setting("tol"),
+            )
         )
     return replace(result, uncertainty=root)
 
@@ -1202,8 +1221,11 @@ def run_remarks(run: Run, stopped: str) -> list[str]:
     if stopped == "bytes" and run.records[-1].round == 0:
         spent = run.ledger.total("up") + run.ledger.total("down")
         remarks.append(
-            f"the opening and the start took {spent} bytes, so max_bytes left none for a round: "
-            "allow more, or use start='moments', which costs nothing."
+            Wording(
+                "the opening and the start took {} bytes, so {} left none for a round: allow more, "
+                "or use {}, which costs nothing.",
+                *(spent, Setting("max_bytes"), Setting("start", "moments")),
+            )
         )
     if stopped == "silence":
         remarks.append(f"nobody answered for {PATIENCE} rounds; the run gave up.")
@@ -1212,11 +1234,11 @@ def run_remarks(run: Run, stopped: str) -> list[str]:
 
 def guard_ridden(run: Run) -> str:
     """Words about steps that had to be shortened, if there were many."""
-    remedy = "a smaller step_size, a finer compressor, or fewer components"
-    if isinstance(run.algorithm, AutoEM):  # it has none of these settings
-        remedy = FEWER_COMPONENTS
-    elif not getattr(run.algorithm, "in_metric", False):
-        remedy = f"in_metric=True, {remedy}"
+    remedy: str = FEWER_COMPONENTS
+    if not isinstance(run.algorithm, AutoEM):  # it has none of these settings
+        metric = "" if getattr(run.algorithm, "in_metric", False) else "in_metric=True, "
+        own = ByFace(f"{metric}a smaller step_size, ", command="")
+        remedy = Wording("{}a finer {}, or fewer components", own, Setting("compressor"))
     return shortened(run.records, remedy)
 
 

@@ -6,6 +6,7 @@ from math import inf
 from typing import Any
 
 from emfed.core.records import Records
+from emfed.core.wording import Setting, Wording
 from emfed.fitting.stopping import Stop
 
 MANY_SHORT, SHARE_SHORT = 5, 0.02
@@ -19,9 +20,10 @@ def shortened(records: Records, remedy: str) -> str:
     short = sum(record.guard_hits > 0 for record in made)
     if short <= max(MANY_SHORT, SHARE_SHORT * len(made)):
         return ""
-    return (
-        f"in {short} of {len(made)} rounds the step was shortened to stay where the model is "
-        f"defined; the fit may have been thrown off. Use {remedy}."
+    return Wording(
+        "in {} of {} rounds the step was shortened to stay where the model is defined; the fit may "
+        "have been thrown off. Use {}.",
+        *(short, len(made), remedy),
     )
 
 
@@ -30,9 +32,9 @@ def unconverged(model: Any, stopped: str, stop: Stop, tolerance: float, left: fl
     if stopped not in ("rounds", "epochs", "bytes", "seconds"):
         return ""
     if stop.tolerance is not None:
-        return (
-            f"|H|^2 did not fall to {stop.tolerance:g} before the limit on {stopped}: allow more "
-            f"{stopped}, or a larger tol."
+        return Wording(
+            "|H|^2 did not fall to {:g} before the limit on {}: allow more {}, or a larger {}.",
+            *(stop.tolerance, stopped, stopped, Setting("tol")),
         )
     if not tolerance:
         return ""
@@ -43,7 +45,7 @@ def unconverged(model: Any, stopped: str, stop: Stop, tolerance: float, left: fl
         some = f"about {left:.1g} nats a {words.row} may be left"
         about = f" ({some if left < inf else 'much may be left'})"
     fewer = f"fewer {words.part}s, " if model.describe().get("n_components", 1) > 1 else ""
-    return (
-        f"the run met its limit on {stopped} before it converged{goal}{about}: allow more "
-        f"{stopped}, {fewer}or a larger tol."
+    return Wording(
+        "the run met its limit on {} before it converged{}{}: allow more {}, {}or a larger {}.",
+        *(stopped, goal, about, stopped, fewer, Setting("tol")),
     )

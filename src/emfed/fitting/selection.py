@@ -11,6 +11,7 @@ import numpy as np
 
 from emfed.artifacts.result import CRITERIA, Result, criterion
 from emfed.core.protocols import BoolArray, FloatArray, HeldUp, Model
+from emfed.core.wording import ByFace, Setting, Wording
 from emfed.models import HiddenMarkov
 from emfed.models.components import TRACE, as_copies, passed_on
 
@@ -22,6 +23,13 @@ NAMED = 3
 """Columns that a remark names."""
 HIGHEST_FLOOR = 0.1
 """The highest floor that every model takes."""
+CODES = ByFace(
+    "Categorical(n)",
+    estimator="'categorical'",
+    toml='{family = "categorical", categories = n}',
+    command="categorical",
+)
+"""The family of a column of codes."""
 FLOORS = ("covariance_floor", "noise_floor", "floor")
 """What models call the least spread of a component."""
 
@@ -200,9 +208,12 @@ def without_empty(result: Result, rows: int, remarks: list[str]) -> Result:
     several = int(empty.sum()) > 1
     names = ", ".join(map(str, np.flatnonzero(empty).tolist()))
     remarks.append(
-        f"no row belongs to component{'s' * several} {names} (counting from 0): "
-        f"{'they stand' if several else 'it stands'} as a copy of another, without weight. Fewer "
-        "components describe the rows as well, and another start (n_init) may find a use for it."
+        Wording(
+            "no row belongs to component{} {} (counting from 0): {} as a copy of another, without "
+            "weight. Fewer components describe the rows as well, and another start ({}) may find a "
+            "use for it.",
+            *("s" * several, names, "they stand" if several else "it stands", Setting("n_init")),
+        )
     )
     return result
 
@@ -235,20 +246,27 @@ def floor_remarks(result: Result) -> list[str]:
     many = [h for h in held if h not in few]
     lines = [h for h in many if h.on_a_line]
     values = [h for h in many if not h.on_a_line]
-    higher, out = _higher_floor(model), []
+    higher = _higher_floor(model)
+    out: list[str] = []
     if few:
         out.append(
-            "a component has collapsed onto few rows; the floor holds up its spread: "
-            f"{_places(few, result)}. Fewer components, another start or {higher} may help; "
-            "outliers and sentinel values are best treated first."
+            Wording(
+                "a component has collapsed onto few rows; the floor holds up its spread: {}. Fewer "
+                "components, another start or {} may help; outliers and sentinel values are best "
+                "treated first.",
+                *(_places(few, result), higher),
+            )
         )
     if values:
         out.append(
-            "many rows have one value, or seem to beside the spread of the whole column, where "
-            f"the floor holds up the spread: {_places(values, result)}. Treat outliers or sentinel "
-            "values first, which widen a column. Without them the fit is sound, but log-likelihood "
-            "and BIC depend on the floor there. Adding noise of the size of the rounding (jitter) "
-            f"{_other_family(values, result)}avoids it; with {higher} it weighs less."
+            Wording(
+                "many rows have one value, or seem to beside the spread of the whole column, where "
+                "the floor holds up the spread: {}. Treat outliers or sentinel values first, which "
+                "widen a column. Without them the fit is sound, but log-likelihood and BIC depend "
+                "on the floor there. Adding noise of the size of the rounding (jitter) {}avoids "
+                "it; with {} it weighs less.",
+                *(_places(values, result), _other_family(values, result), higher),
+            )
         )
     if lines:
         out.append(
@@ -265,7 +283,9 @@ def _higher_floor(model: Any) -> str:
     name = next((name for name in FLOORS if name in told), "floor")
     now = told.get(name, 0.0)
     higher = min(max(100 * now, 1e-4), HIGHEST_FLOOR)
-    return f"a higher floor (say {name}={higher:g})" if higher > now else "a higher floor"
+    if higher <= now:
+        return "a higher floor"
+    return Wording("a higher floor (say {})", Setting(name, float(f"{higher:g}")))
 
 
 def _other_family(held: Sequence[HeldUp], result: Result) -> str:
@@ -279,11 +299,13 @@ def _other_family(held: Sequence[HeldUp], result: Result) -> str:
     value = 0.0 if most.value is None else most.value
     near = round(value)  # means of rows at one value are rounded
     counts = near >= 0 and abs(value - near) < 1e-3 * max(1.0, abs(value))
-    family = "'poisson'" if counts else "Categorical(n)"
-    asked = f"mixed_mixture(families={{{column!r}: {family}}})"
+    family = "poisson" if counts else CODES
+    asked = Setting("families", {column: family}, of="mixed_mixture")
     if counts:
-        return f"or another family (for counts {asked}, for codes Categorical(n) in its place) "
-    return f"or another family (for codes {asked}) "
+        return Wording(
+            "or another family (for counts {}, for codes {} in its place) ", asked, CODES
+        )
+    return Wording("or another family (for codes {}) ", asked)
 
 
 def _places(held: Sequence[HeldUp], result: Result) -> str:

@@ -26,6 +26,7 @@ from emfed.core.protocols import (
     View,
 )
 from emfed.core.wire import encode_numbers, is_grid
+from emfed.core.wording import Setting, Wording
 from emfed.fitting.settings import worker_weights
 from emfed.models.binding import Bound, of_columns
 from emfed.models.components import thin
@@ -174,9 +175,12 @@ class Session:
         own = not isinstance(weights, str)
         if federation.masks and own:
             raise SettingsError(
-                "with masks workers count by their rows (weights='samples') or alike ('uniform'): "
-                "weights of your own would leave little of a sum but one site's part. Fit with "
-                "masks=False, which every site must allow in its rules."
+                Wording(
+                    "with masks workers count by their rows ({}) or alike ('uniform'): weights of "
+                    "your own would leave little of a sum but one site's part. Fit with {}, which "
+                    "every site must allow in its rules.",
+                    *(Setting("weights", "samples"), Setting("masks", False)),
+                )
             )
         self._rounded = rounded and not federation.masks  # sums of integers are rounded already
         self.patience = patience

@@ -4,16 +4,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from math import inf
-from typing import Any, Literal, final
+from typing import Any, final
 
 import numpy as np
 
 from emfed.algorithms import EM, AutoEM, Bernoulli, Everyone, FedEM, VRFedEM
-from emfed.artifacts.result import CRITERIA
 from emfed.compressors import SubtractiveDithering
+from emfed.core.configuration import nearest
 from emfed.core.errors import SettingsError, check_count, check_range, check_type
 from emfed.core.privacy import Privacy
 from emfed.core.protocols import (
@@ -22,15 +21,16 @@ from emfed.core.protocols import (
     HidesValues,
     IntArray,
     Model,
-    Names,
     Participation,
 )
 from emfed.core.registry import MODELS
+from emfed.core.settings.declaring import check_declared, documented
+from emfed.core.settings.fit import FitFields
 from emfed.core.streams import check_seed
+from emfed.core.wording import ByFace, Setting, Wording
 from emfed.fitting.stopping import Stop
 from emfed.models.clusters import Clusters
 
-Criterion = Literal["aic", "bic", "icl", "held-out"]
 HELD_OUT = 0.1
 """The share of values that candidates do not see where they are chosen by their error on them. Not
 tuned: the customary tenth."""
@@ -43,107 +43,17 @@ times as many."""
 FIELD_TOL = 1e-4
 """|H|^2 for a tolerance of one nat, where an algorithm's steps do not tell what they gain: the gap
 is |H|^2 over the share of it that one step of EM closes."""
-PATIENCE = 3
-"""Rounds in a row that a worker may miss. The memory of an absent worker is a constant force: of
-three sites one that left after round 3 ends the run at -19.6 nats a row in place of -3.69."""
-STARTS = ("auto", "merge", "k-means", "moments", "points")
 
 
+@documented
 @final
 @dataclass(frozen=True, eq=False)
-class FitSettings:
+class FitSettings(FitFields):
     """What is fitted, from where, by what, until when: every setting of a fit with its default.
 
     Parameters
     ----------
-    model : Model or callable
-        A model, or a function from a number of components to one.
-    n_components : str, int, iterable of int or None
-        Numbers of components to compare: a number, a collection, or a range "2:8" with both ends.
-        None stands for what the model says.
-    criterion : {"bic", "aic", "icl", "held-out"}
-        What chooses among them. "held-out" is for models that can hide values (row-owner): all are
-        fitted without a tenth of the values, the one with the least squared error on them is
-        chosen, and then it is fitted to all.
-    algorithm : Algorithm or str
-        "auto" (the pooled answer for few bytes; alone, EM with long steps), "em", "FedEM",
-        "VR-FedEM", or an `Algorithm`.
-    follow_em : bool
-        Whether "auto" takes little noise and no momentum, and so ends where EM ends.
-    start : str or parameters
-        Parameters in the user's units, or how to find them: "merge" (workers' own clusters are
-        merged), "k-means" (of all rows, by sums alone), "moments", "points" (rows leave their
-        workers), or "auto": k-means where the model has clusters, else moments. Without masks,
-        merged starts take its place from 50 workers on, and compete if ``n_init`` is above 1.
-    n_init : int
-        The number of starts that compete; the best is kept.
-    moves : int
-        How often in a row a component is moved in vain, after a fit by fewer than 50 workers with
-        "auto" has converged: two that lose least as one are merged and another is split, and what
-        gains is kept. With 0 a fit ends where its start leads.
-    start_statistics : {"expected", "parameters"} or None
-        Whether S_0 is the expected statistics at given parameters (the paper), or what the
-        parameters imply, which sends nothing.
-    participation : Participation, float or None
-        Who takes part in a round: None is everyone, a number the probability of each. Masked sums
-        over a network are those of everyone.
-    weights : {"samples", "uniform"} or sequence of float
-        What workers count for: their rows (the pooled optimum), all alike (the paper), or, without
-        masks, one number for each.
-    tol : float or None
-        Nats per row that may be left to gain where a fit has converged. None stands for 1e-6;
-        with 0 rounds are made until another limit is met.
-    field_tol : float or None
-        The same by |H|^2, in three rounds in a row.
-    rounds : int or None
-        The largest number of rounds; the first limit that is met ends the fit.
-    epochs : float or None
-        The most conditional expectations, in units of all rows.
-    max_bytes : int or None
-        The most bytes that all workers send and are sent.
-    seconds : float or None
-        The most seconds of computing.
-    seed : int
-        The seed of starts, compression, batches and participation. The noise of a private fit does
-        not follow from it.
-    columns : sequence of str or None
-        The names of the columns to use, in this order; None stands for all.
-    retries : int
-        How often a worker that stays silent is asked again in a round.
-    patience : int or None
-        How often in a row a worker is asked in vain, while others answer, before it is away: the
-        fit goes on with the rows of those who are here, and counts it again once it answers. With
-        None the fit waits for it, with what it told last.
-    accelerate : bool
-        Whether EM that watches its log-likelihood takes long steps.
-    drop : bool
-        Whether candidates that will hardly be chosen leave the run early.
-    scores : bool
-        Whether every worker tells at the end how well the model fits its rows.
-    errors : bool
-        Whether everyone is asked at the end for what standard errors follow from: as many exact
-        statistics as the model has free parameters.
-    validate : bool
-        Whether the fit ends with a validation: models without some of the workers, and rows that
-        each worker holds out (`Result.validation`).
-    likelihood : bool
-        Whether everyone is asked at the end for the log-likelihood, if nobody told it.
-    masks : bool or None
-        Whether workers mask their numbers: each rounds to a common lattice and, between machines,
-        adds masks that cancel in the sum. A server that follows the protocol then learns the sum
-        alone; one that lies can still read rows (docs/what-the-server-learns.md). With None
-        it is so between machines with three sites or more, and nowhere else. In a private fit three
-        workers or more mask unless it is False; without masks each adds all of the noise by itself.
-    epsilon : float or None
-        What the whole fit may tell of any one row, at most (differential privacy, with one row
-        more or less): 1 is strong, 10 is weak. With None sums are exact. See docs/private-runs.md.
-    delta : float
-        The probability with which it may tell more; well below one in the number of rows.
-    noise_seed : int or None
-        With ``epsilon``, and where all workers are in this process: the number that the noise
-        follows from, so that the same fit has the same noise. Whoever knows it can take the noise
-        off, so the result says "not private" and has no epsilon. With None noise follows from a key
-        that the operating system draws and nothing shows.
+    {settings}
 
     Raises
     ------
@@ -158,62 +68,21 @@ class FitSettings:
     ((1, 2, 3), 5)
     """
 
-    model: Model | Callable[[int], Model]
-    n_components: Any = None
-    criterion: Criterion = "bic"
-    algorithm: Algorithm | str = "auto"
-    follow_em: bool = False
-    start: Any = "auto"
-    n_init: int = 1
-    moves: int = 3
-    start_statistics: Literal["expected", "parameters"] | None = None
-    participation: Participation | float | None = None
-    weights: str | Sequence[float] | FloatArray = "samples"
-    tol: float | None = None
-    field_tol: float | None = None
-    rounds: int | None = None
-    epochs: float | None = None
-    max_bytes: int | None = None
-    seconds: float | None = None
-    seed: int = 0
-    columns: Names = None
-    retries: int = 0
-    patience: int | None = PATIENCE
-    accelerate: bool = True
-    drop: bool = True
-    scores: bool = False
-    errors: bool = False
-    validate: bool = False
-    likelihood: bool = False
-    masks: bool | None = None
-    epsilon: float | None = None
-    delta: float = 1e-6
-    noise_seed: int | None = None
     numbers: tuple[int, ...] | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "seed", int(check_seed(self.seed)))
         if self.start is None:
             object.__setattr__(self, "start", "auto")
-        check_count("n_init", self.n_init)
-        check_count("moves", self.moves, 0)
-        check_count("retries", self.retries, 0)
-        if self.patience is not None:
-            check_count("patience", self.patience)
-        if self.criterion not in (*CRITERIA, "held-out"):
-            known = ", ".join((*CRITERIA, "held-out"))
-            raise SettingsError(f"criterion must be one of {known}; got {self.criterion!r}.")
-        if self.tol is not None:
-            check_range("tol", self.tol, 0, inf, open_high=True)
-        if self.start_statistics not in (None, "expected", "parameters"):
-            raise SettingsError(
-                f"start_statistics must be 'expected' or 'parameters'; got "
-                f"{self.start_statistics!r}."
-            )
-        if isinstance(self.start, str) and self.start not in STARTS:
-            raise SettingsError(f"start must be parameters or one of {STARTS}; got {self.start!r}.")
+        check_declared(self)
         if self.n_init > 1 and not isinstance(self.start, str):
-            raise SettingsError("n_init > 1 needs a start by name, such as start='k-means'.")
+            raise SettingsError(
+                Wording(
+                    "{} > 1 needs a start by name, such as {}.",
+                    Setting("n_init"),
+                    Setting("start", "k-means"),
+                )
+            )
         if self.n_components is not None:
             object.__setattr__(self, "numbers", tuple(read_range(self.n_components)))
         elif not isinstance(self.model, Model):
@@ -223,9 +92,13 @@ class FitSettings:
         if self.noise_seed is not None:
             object.__setattr__(self, "noise_seed", check_seed(self.noise_seed, "noise_seed"))
             if self.epsilon is None:
+                seed, epsilon = Setting("noise_seed"), Setting("epsilon")
                 raise SettingsError(
-                    "noise_seed is what the noise of a fit with epsilon follows from, and this fit "
-                    "has none: leave noise_seed out, or give an epsilon."
+                    Wording(
+                        "{} is what the noise of a fit with {} follows from, and this fit has "
+                        "none: leave {} out, or give {}.",
+                        *(seed, epsilon, seed, epsilon),
+                    )
                 )
         check_type("participation", self.who(), Participation, "Bernoulli(0.5)")
         self.limits  # noqa: B018 (it checks the algorithm and the limits)
@@ -243,14 +116,19 @@ class FitSettings:
         }
         for name, fine in told.items():
             if not fine:
+                epsilon, other = Setting("epsilon"), Setting(name)
                 raise SettingsError(
-                    f"epsilon and {name} do not go together: a private fit spends its budget on "
-                    f"rounds of its own. Leave {name} out, or epsilon."
+                    Wording(
+                        "{} and {} do not go together: a private fit spends its budget on rounds "
+                        "of its own. Leave {} out, or {}.",
+                        *(epsilon, other, other, epsilon),
+                    )
                 )
         if self.numbers is not None and len(self.numbers) > 1 and self.criterion != "bic":
             raise SettingsError(
-                f"a private fit chooses the number of components by BIC; got {self.criterion!r}: "
-                "leave criterion out."
+                setting="criterion",
+                must="be 'bic' in a private fit, which chooses the number of components by BIC",
+                got=self.criterion,
             )
 
     @property
@@ -279,15 +157,23 @@ class FitSettings:
         check_type("model", made[0], Model, "gaussian_mixture(3)")
         if len(made) > 1 and isinstance(made[0], Clusters):  # distances only fall with the number
             raise SettingsError(
-                "k-means has no likelihood to compare n_components by: give one number. A Gaussian "
-                "mixture with covariance_type='spherical' takes a range."
+                Wording(
+                    "k-means has no likelihood to compare {} by: give one number. A Gaussian "
+                    "mixture with {} takes a range.",
+                    *(Setting("n_components"), Setting("covariance_type", "spherical")),
+                )
             )
         if self.held_out:
             hiding = [model for model in made if isinstance(model, HidesValues)]
             if len(hiding) < len(made):
                 raise SettingsError(
-                    "criterion 'held-out' is for ranks of low-rank imputation (row-owner), whose "
-                    f"fit can hide values; {type(made[0]).__name__} cannot: use 'bic'."
+                    Wording(
+                        "{} is for ranks of low-rank imputation (row-owner), whose fit can hide "
+                        "values; {} cannot: use {}.",
+                        Setting("criterion", "held-out"),
+                        type(made[0]).__name__,
+                        Setting("criterion", "bic"),
+                    )
                 )
             made = (*(model.hiding(HELD_OUT) for model in hiding), *made)
         return tuple(without_constants(model) for model in made) if self.validate else made
@@ -301,8 +187,13 @@ class FitSettings:
         given = self.algorithm
         if self.follow_em and not self.is_auto:
             raise SettingsError(
-                f"follow_em goes with algorithm 'auto'; got {given!r}: leave one of the two out "
-                "(of an algorithm of your own, AutoEM(follow_em=True))."
+                Wording(
+                    "{} goes with {}; got {!r}: leave one of the two out{}.",
+                    Setting("follow_em"),
+                    Setting("algorithm", "auto"),
+                    given,
+                    ByFace(" (of an algorithm of your own, AutoEM(follow_em=True))", command=""),
+                )
             )
         if not isinstance(given, str):
             check_type("algorithm", given, Algorithm, "FedEM(Dithering(levels=4))")
@@ -315,10 +206,8 @@ class FitSettings:
         }
         found = {name.lower(): made for name, made in named.items()}.get(given.lower())
         if found is None:
-            raise SettingsError(
-                f"algorithm must be 'auto', 'em', 'FedEM', 'VR-FedEM' or an Algorithm; got "
-                f"{given!r}."
-            )
+            known = "be 'auto', 'em', 'FedEM', 'VR-FedEM' or an Algorithm"
+            raise SettingsError(setting="algorithm", must=known, got=given)
         # Alone there is nothing to compress; with absences there is.
         if self.is_auto and workers == 1 and isinstance(self.who(), Everyone):
             return EM()
@@ -367,8 +256,6 @@ class FitSettings:
         known = [f.name for f in fields(cls) if f.init]
         for name in options:
             if name not in known:
-                from emfed.core.configuration import nearest
-
                 raise SettingsError(f"unknown setting {name!r}; {nearest(name, known)}")
         if algorithm is not None:
             options["algorithm"] = algorithm
@@ -394,18 +281,16 @@ def read_range(components: Any, name: str = "n_components") -> list[int]:
         fine = len(ends) in (1, 2) and all(end.strip().isdigit() for end in ends)
         found: list[Any] = list(range(int(ends[0]), int(ends[-1]) + 1)) if fine else []
         if not found or found[0] < 1:
-            raise SettingsError(
-                f"{name} must be a positive number, or a range of them from low to high such as "
-                f"'2:8'; got {components!r}."
-            )
+            numbers = "be a positive number, or a range of them from low to high such as '2:8'"
+            raise SettingsError(setting=name, must=numbers, got=components)
     elif isinstance(components, Iterable):
         found = list(components)
     else:
         found = [components]
-    numbers = sorted({check_count(name, k) for k in found})
-    if not numbers:
-        raise SettingsError(f"{name}: {components!r} holds no number.")
-    return numbers
+    chosen = sorted({check_count(name, k) for k in found})
+    if not chosen:
+        raise SettingsError(setting=name, must="hold a number", got=components)
+    return chosen
 
 
 def with_components(model: Any, k: int) -> Any:
@@ -439,11 +324,11 @@ def worker_weights(
             return counts / counts.sum()
         if weights == "uniform":
             return np.full(len(counts), 1 / len(counts))
-        raise SettingsError(f"weights must be 'samples', 'uniform' or numbers; got {weights!r}.")
+        raise SettingsError(
+            setting="weights", must="be 'samples', 'uniform' or numbers", got=weights
+        )
     values = np.asarray(weights, dtype=np.float64)
     if values.shape != counts.shape or not np.all(np.isfinite(values) & (values > 0)):
-        raise SettingsError(
-            f"weights must be {len(counts)} positive numbers, one per worker; "
-            f"got shape {values.shape}."
-        )
+        must = f"be {len(counts)} positive numbers, one per worker, not of shape {values.shape}"
+        raise SettingsError(setting="weights", must=must)
     return values / values.sum()

@@ -14,6 +14,7 @@ import numpy as np
 from emfed.core.errors import SettingsError
 from emfed.core.protocols import StartsFromClusters
 from emfed.core.sums import Fit, FloatArray
+from emfed.core.wording import Setting, Wording
 from emfed.fitting.ascent import Objective
 from emfed.fitting.asks import Exact, Statistics
 from emfed.fitting.selection import FLOORS
@@ -95,7 +96,12 @@ def _resolved(model: Any, method: str) -> str:
     if method == "auto":
         return "k-means" if able and model.n_components > 1 else "moments"
     if method == "k-means" and not able:
-        raise SettingsError(f"{type(model).__name__} has no clusters: use start='moments'.")
+        raise SettingsError(
+            Wording(
+                "{} has no clusters: use {}.",
+                *(type(model).__name__, Setting("start", "moments")),
+            )
+        )
     return method
 
 

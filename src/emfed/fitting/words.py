@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import fields
 from functools import partial
 from typing import Any
 
 from emfed.algorithms import ALGORITHMS, Decreasing
 from emfed.compressors.words import parse_compressor
-from emfed.core.configuration import as_toml, check_keys, nearest, reworded, with_family
+from emfed.core.configuration import TOML, at, check_keys, nearest
 from emfed.core.errors import EmfedError, SettingsError
 from emfed.core.protocols import Algorithm, Model
-from emfed.fitting.selection import FLOORS
+from emfed.core.settings.declaring import declared
 from emfed.fitting.settings import FitSettings, read_range
 from emfed.models import MODELS, make_model
 
-WORDS = [
-    f.name
-    for f in fields(FitSettings)
-    if f.init and f.name not in ("model", "n_components", "algorithm", "columns", "likelihood")
-]
+WORDS = [name for name, known in declared(FitSettings).items() if known.toml]
 """Settings that words can give, beside the model and the algorithm."""
 
 
@@ -40,21 +35,9 @@ def read_words(
         chosen = _algorithm(algorithm or {}, _at(where, "algorithm"))
         return FitSettings(make, n_components=numbers, algorithm=chosen, **options, **more)
     except SettingsError as error:
-        told = in_toml(str(error)) if where else str(error)
-        raise SettingsError(told if told.startswith(where) else f"{where}: {told}") from None
-
-
-def in_toml(message: str) -> str:
-    """A message that speaks of settings as ``run.toml`` writes them."""
-    names = (*WORDS, "missing", "n_components", *FLOORS)
-
-    def column(name: str, family: str) -> str:
-        many = 'family = "categorical", categories = n'
-        family = f"{{{many}}}" if "(" in family else family.replace("'", '"')
-        return f'kind = "mixed-mixture" and families = {{{name.strip(chr(39))} = {family}}}'
-
-    message = with_family(message, column).replace("Categorical(n)", "categorical")
-    return reworded(message, {name: name for name in names}, as_toml)
+        if where:
+            error.on(TOML)
+        raise error if str(error).startswith(where) else at(where, error) from None
 
 
 def _at(where: str, table: str) -> str:
@@ -81,7 +64,7 @@ def make_from(kind: str, options: Mapping[str, Any], where: str, k: int | None =
     try:
         return make_model(kind, k, **options)
     except EmfedError as error:
-        raise SettingsError(f"{where}: {error}") from None
+        raise at(where, error) from None
 
 
 def _algorithm(table: Mapping[str, Any], where: str) -> Algorithm | str:
@@ -111,4 +94,4 @@ def call(make: Callable[..., Any], options: Mapping[str, Any], where: str) -> An
     try:
         return make(**options)
     except (EmfedError, TypeError, ValueError) as error:
-        raise SettingsError(f"{where}: {error}") from None
+        raise at(where, error) from None

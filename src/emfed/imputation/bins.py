@@ -8,7 +8,7 @@ from typing import Any, Literal, final
 
 import numpy as np
 
-from emfed.core.errors import SettingsError
+from emfed.core.errors import check_choice
 from emfed.core.protocols import IntArray
 
 Unit = Literal["month", "week", "year", "index"]
@@ -20,8 +20,7 @@ _MONDAY = datetime.date(1970, 1, 5)
 
 def check_unit(unit: str) -> None:
     """Refuse anything but the names."""
-    if unit not in UNITS:
-        raise SettingsError(f"bins must be one of {', '.join(UNITS)}; got {unit!r}.")
+    check_choice("bins", unit, UNITS)
 
 
 def ordinal(dates: Any, unit: Unit) -> Any:

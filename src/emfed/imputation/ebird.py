@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, final
 
 from emfed.core.errors import DataError, SettingsError
+from emfed.core.wording import Setting, Wording
 from emfed.imputation.families import CellFamily, as_family
 from emfed.imputation.intake import ReadSettings, collect, columns_in, reduce_records, scan
 from emfed.imputation.table import FieldTable, IntakeReport
@@ -280,7 +281,9 @@ def _of_species(frame: Any, path: str | Path, species: str | None, region: str |
         )
     if len(names) > 1:
         some = ", ".join(repr(name) for name in sorted(map(str, names))[:5])
-        raise DataError(f"{path}: several species ({some}): name one with species=.")
+        raise DataError(
+            Wording("{}: several species ({}): name one with {}.", path, some, Setting("species"))
+        )
     return frame
 
 

@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, final
 import numpy as np
 from scipy.special import digamma, expit, gammaln, logit, ndtr, ndtri, xlogy
 
-from emfed.core.errors import SettingsError
+from emfed.core.errors import SettingsError, check_choice
 from emfed.core.protocols import BoolArray, FloatArray
 
 _LARGEST = 30.0
@@ -629,6 +629,5 @@ def as_family(family: str | CellFamily) -> CellFamily:
     """A family by its name, or itself."""
     if isinstance(family, CellFamily):
         return family
-    if family not in FAMILIES:
-        raise SettingsError(f"family must be one of {', '.join(FAMILIES)}; got {family!r}.")
+    check_choice("family", family, FAMILIES)
     return FAMILIES[family]

@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
 from math import inf
 from pathlib import Path
-from typing import Any, Literal, final
+from typing import Any, final
 
 import numpy as np
 
@@ -16,21 +16,24 @@ from emfed.algorithms import Everyone, FedEM
 from emfed.artifacts.result import Result
 from emfed.compressors import Dithering
 from emfed.core.configuration import check_keys
-from emfed.core.errors import DataError, NumericalError, SettingsError, check_count, check_type
+from emfed.core.errors import DataError, NumericalError, SettingsError, check_type
 from emfed.core.protocols import Compressor, Federation, FloatArray, Participation
 from emfed.core.records import Records
+from emfed.core.settings.declaring import check_declared, documented
+from emfed.core.settings.impute import ImputeFields, Mode
 from emfed.core.streams import check_seed
+from emfed.core.wording import Setting, Wording
 from emfed.data.workers import WorkerData
 from emfed.fitting.driver import Watch, run_fit, threads_of
 from emfed.fitting.progress import progress as progress_bar
 from emfed.fitting.rounds import opening_record
-from emfed.fitting.settings import PATIENCE, FitSettings, participants
+from emfed.fitting.settings import FitSettings, participants
 from emfed.fitting.stopping import Callback, Stop
 from emfed.imputation.choice import Choice, Search
 from emfed.imputation.families import CellFamily, NegativeBinomialCells, ZeroInflatedCells
 from emfed.imputation.intake import read_records
 from emfed.imputation.lowrank import Cells, Covariates, Structure, TableParameters
-from emfed.imputation.paper import ALPHA, BATCH, EPOCHS, GAMMA, QUANTISER, BatchKind, PaperRun
+from emfed.imputation.paper import ALPHA, EPOCHS, GAMMA, QUANTISER, PaperRun
 from emfed.imputation.result import Imputation
 from emfed.imputation.space import neighbours, places_of
 from emfed.imputation.sums import gathered, gathered_masked
@@ -40,7 +43,6 @@ from emfed.models.owners import Loadings
 from emfed.models.site_owner import COLUMNS, SiteOwner
 from emfed.network import LoopFederation, StackedFederation
 
-Mode = Literal["observed", "cell", "paper", "site-owner"]
 ProgressFunction = Callable[[str, float], None]
 QUANTISER_OF_TIMES = Dithering(levels=3, norm=inf, block="row", scales="bfloat16")
 OWNERS_ROUNDS = 100
@@ -55,84 +57,15 @@ _ROUGH_SWEEPS = 3
 """Sweeps after Ctrl-C."""
 
 
+@documented
 @final
 @dataclass(frozen=True, eq=False)
-class ImputeSettings:
+class ImputeSettings(ImputeFields):
     """What `impute` fits, by what, until when.
 
     Parameters
     ----------
-    mode : {"observed", "cell", "paper", "site-owner"}
-        How cells are fitted: "observed" (workers send the sums of their cells once; any family),
-        "cell" (the same with the paper's model of a table, an offset and factors; Gaussian),
-        "paper" (FedMissEM as printed, which hardly leaves its start; Gaussian), or "site-owner"
-        (each site belongs to one worker, whose factors stay there; Gaussian).
-    structure : Structure or None
-        The rank and the penalties. Without it they are chosen by cross-validation on what the
-        server knows; "site-owner" takes a default, as its server knows no cells.
-    rank : int or None
-        The number of factors; what is not given is chosen.
-    penalty : float or None
-        The penalty of the factors.
-    smoothing : float or None
-        The penalty of differences of neighbouring times.
-    seasonality : float or None
-        The penalty of differences of times 12 apart.
-    spatial : float or None
-        The penalty of differences of neighbouring sites; chosen by held-out error where there are
-        coordinates.
-    covariate_penalty : float or None
-        The penalty of the coefficients of covariates; chosen by held-out error if left out.
-    coordinates : data frame or array, optional
-        Where sites lie: a frame with a column ``site`` and ``longitude`` and ``latitude`` in
-        degrees, or two columns on a map; an array has two columns on a map, in the order of the
-        grid; "observed" only.
-    site_covariates : data frame or array, optional
-        What is known of sites, in a frame with a column ``site`` or in the order of the grid;
-        "observed" only.
-    time_covariates : data frame or array, optional
-        What is known of times, in a frame with a column ``time`` or in the order of the grid;
-        "observed" only.
-    compressor : Compressor or None
-        The operator that compresses uploads; "site-owner" and "paper" only, as are all settings of
-        rounds.
-    participation : Participation, float or None
-        Who takes part in a round: None is everyone, a number the probability of each.
-    step_size : float or None
-        The step.
-    memory_rate : float or None
-        The rate of the memories.
-    batch_size : int
-        The cells of a mini-batch of "paper".
-    batch : {"grid", "observations", "rescaled"}
-        Which cells a mini-batch of "paper" is drawn from: the whole grid as printed, the worker's
-        own cells, or those rescaled to be unbiased.
-    folds : int
-        The number of parts of the cross-validation.
-    draws : int
-        How many draws of the parameters estimates and bounds rest on; 0 for 200, and fewer where
-        the table is very large.
-    rounds : int or None
-        The largest number of rounds. Without a limit, "site-owner" makes 100 rounds and "paper"
-        150 epochs.
-    epochs : float or None
-        The most conditional expectations, in units of all cells.
-    field_tol : float or None
-        A bound on |H|^2 in three rounds in a row.
-    max_bytes : int or None
-        The most bytes that all workers send and are sent.
-    seconds : float or None
-        The most seconds of computing.
-    seed : int
-        The seed of all draws.
-    patience : int or None
-        After how many rounds in a row without an answer a worker is away: it no longer counts
-        until it is back. None waits for ever, with what it last told.
-    masks : bool or None
-        Whether a server that follows the protocol learns sums over workers alone ("observed" and
-        "cell"); None is what the federation says: masks between machines with three sites or more.
-    observers : int
-        With masks, how many workers must have seen a cell before it counts.
+    {settings}
 
     Raises
     ------
@@ -146,57 +79,30 @@ class ImputeSettings:
     100
     """
 
-    mode: Mode = "observed"
-    structure: Structure | None = None
-    rank: int | None = None
-    penalty: float | None = None
-    smoothing: float | None = None
-    seasonality: float | None = None
-    spatial: float | None = None
-    covariate_penalty: float | None = None
-    coordinates: Any = None
-    site_covariates: Any = None
-    time_covariates: Any = None
-    compressor: Compressor | None = None
-    participation: Participation | float | None = None
-    step_size: float | None = None
-    memory_rate: float | None = None
-    batch_size: int = BATCH
-    batch: BatchKind = "grid"
-    folds: int = 3
-    draws: int = 0
-    rounds: int | None = None
-    epochs: float | None = None
-    field_tol: float | None = None
-    max_bytes: int | None = None
-    seconds: float | None = None
-    seed: int = 0
-    patience: int | None = PATIENCE
-    masks: bool | None = None
-    observers: int = 1
-
     def __post_init__(self) -> None:
-        if self.mode not in UNUSED:
-            raise SettingsError(f"mode must be one of {', '.join(UNUSED)}; got {self.mode!r}.")
+        check_declared(self)
         for field in fields(self):
             value = getattr(self, field.name)
             given = value is not None if field.default is None else value != field.default
             if given and field.name in UNUSED[self.mode]:
                 once = self.mode in ONE_UPLOAD and field.name in _OF_ROUNDS
                 why = ": its workers send their sums once" if once else ""
-                raise SettingsError(f"mode {self.mode!r} takes no {field.name}{why}.")
+                raise SettingsError(
+                    Wording("mode {!r} takes no {}{}.", self.mode, Setting(field.name), why)
+                )
         check_seed(self.seed)
-        check_count("folds", self.folds, 2)
-        check_count("draws", self.draws, 0)
-        if self.patience is not None:
-            check_count("patience", self.patience)
         if self.structure is not None:
             check_type("structure", self.structure, Structure, "Structure(rank=2, penalty=5)")
             if any(value is not None for value in self.fixed.values()):
                 raise SettingsError("give a structure, or rank and penalty, not both.")
         spatial = self.spatial if self.structure is None else self.structure.spatial
         if spatial and self.coordinates is None:
-            raise SettingsError("spatial ties neighbouring sites: give their coordinates.")
+            raise SettingsError(
+                Wording(
+                    "{} ties neighbouring sites: give their {}.",
+                    *(Setting("spatial"), Setting("coordinates")),
+                )
+            )
         check_type("participation", self.who, Participation, "Bernoulli(0.5)")
         if self.mode == "paper" and not isinstance(self.who, Everyone):
             raise SettingsError("mode 'paper' is printed for full participation.")
@@ -433,8 +339,10 @@ def _check_factors_alone(family: CellFamily, structure: Structure | None) -> Non
     """Refuse what the paper's model of a table has not."""
     if not family.quadratic:
         raise SettingsError(
-            "mode 'cell' is for the Gaussian family (or log1p, family='log1p'), as in the paper. "
-            "Use mode 'observed'."
+            Wording(
+                "mode 'cell' is for the Gaussian family (or log1p, {}), as in the paper. Use {}.",
+                *(Setting("family", "log1p"), Setting("mode", "observed")),
+            )
         )
     if structure is not None and (structure.effects or structure.smooth):
         raise SettingsError(
@@ -559,7 +467,10 @@ def _site_owner(
     """The fit of `SiteOwner`, which any federation runs; ``table`` is what is known here."""
     if not table.family.quadratic:
         raise SettingsError(
-            "mode 'site-owner' is for the Gaussian family (or log1p): read with family='log1p'."
+            Wording(
+                "mode 'site-owner' is for the Gaussian family (or log1p): read with {}.",
+                Setting("family", "log1p"),
+            )
         )
     seasons = 30.0 if table.bins.unit == "month" else 0.0
     chosen = given.shape(4, 3.0, smoothing=10.0, seasonality=seasons)

@@ -14,6 +14,7 @@ import numpy as np
 
 from emfed.core.configuration import check_keys
 from emfed.core.errors import DataError, EmfedWarning, SettingsError
+from emfed.core.wording import ByFace, Setting, Wording
 from emfed.imputation.bins import EPOCH, Bins, Unit, check_unit, ordinal
 from emfed.imputation.effort import Effort, effort_parts, fit_effort
 from emfed.imputation.families import DEFAULT_FAMILY, CellFamily, GaussianCells, as_family
@@ -30,7 +31,7 @@ _REASONS = {
     "observer": "the observer is missing",
     "worker": "the worker is missing",
     "date": "the date is not one (year first: 2004-07-31, 2004-07 or 2004; a whole number goes "
-    "with bins='index')",
+    "with bins of index)",
     "value": "the value is not {expected}",
     "exposure": "the exposure is not a number > 0",
 }
@@ -142,13 +143,16 @@ class ReadSettings:
         check_unit(self.bins)
         if not isinstance(self.observer_effects, (bool, ObserverSkill)):
             raise SettingsError(
-                "observer_effects must be True, False or an ObserverSkill; got "
-                f"{self.observer_effects!r}."
+                setting="observer_effects",
+                must="be True, False or an ObserverSkill",
+                got=self.observer_effects,
             )
         if self.observer_effects and not as_family(self.family).counts:
             raise SettingsError(
-                "observer_effects=True goes with families of counts (poisson), not "
-                f"{as_family(self.family).name}."
+                Wording(
+                    "{} goes with families of counts (poisson), not {}.",
+                    *(Setting("observer_effects", True), as_family(self.family).name),
+                )
             )
         for name, other in (("bad_rows", "skip"), ("duplicates", "keep")):
             value = getattr(self, name)
@@ -261,10 +265,15 @@ def _named(source: Any, columns: ColumnNames, settings: ReadSettings) -> tuple[A
     family = as_family(settings.family)
     if columns.exposure is not None and not family.counts:
         raise SettingsError(
-            f"exposure goes with families of counts (poisson), not with {family.name}."
+            Wording(
+                "{} goes with families of counts (poisson), not with {}.",
+                *(Setting("exposure"), family.name),
+            )
         )
     if settings.observer_effects and columns.observer is None:
-        raise SettingsError("observer_effects=True needs a column of observers: name it.")
+        raise SettingsError(
+            Wording("{} needs a column of observers: name it.", Setting("observer_effects", True))
+        )
     frame, unit = scan(source, columns.names(), columns.value)
     named = frame.select(
         "line",
@@ -319,25 +328,31 @@ def scan(source: Any, names: Sequence[str], value: str | None = None) -> tuple[A
 def _absence(name: str | None, present: Sequence[str], value: str | None) -> str:
     """That a column is not there, and what may be done."""
     shown = ", ".join(map(repr, present[:12]))
-    told = f"no column {name!r}{' of counts' if name == value else ''}; there are {shown}. "
-    told += "Name the columns with ColumnNames(...)."
-    alike = [other for other in present if other.lower() == str(name).lower()]
-    if alike:
-        return f"{told} Capitals count: {alike[0]!r} is there."
-    if name == "observer":
-        return f"{told} Where nobody is named, say ColumnNames(observer=None)."
-    if name != value:
-        return told
-    if sum(other[:4].isdigit() for other in present) > 1:
-        return (
-            f"{told} The table seems to have a column for each time: make it long first, one row "
-            "for each record with its site, date and count."
-        )
-    return (
-        f"{told} Records that only say where a species was seen (presence only, as GBIF's without "
-        "individualCount) cannot be used: nothing tells a place where it was not found from one "
-        "where nobody looked. Add the visits that found none, with a count of 0."
+    told = f"no column {name!r}{' of counts' if name == value else ''}; there are {shown}."
+    naming = ByFace(
+        "Name the columns with ColumnNames(...).",
+        command="Name the columns with --site, --date, --value, --observer and --worker.",
     )
+    alike = [other for other in present if other.lower() == str(name).lower()]
+    more: Any = ""
+    if alike:
+        more = f" Capitals count: {alike[0]!r} is there."
+    elif name == "observer":
+        more = Wording(
+            " Where nobody is named, use {}.", Setting("observer", None, of="ColumnNames")
+        )
+    elif name == value and sum(other[:4].isdigit() for other in present) > 1:
+        more = (
+            " The table seems to have a column for each time: make it long first, one row for each "
+            "record with its site, date and count."
+        )
+    elif name == value:
+        more = (
+            " Records that only say where a species was seen (presence only, as GBIF's without "
+            "individualCount) cannot be used: nothing tells a place where it was not found from "
+            "one where nobody looked. Add the visits that found none, with a count of 0."
+        )
+    return Wording("{} {}{}", told, naming, more)
 
 
 def columns_in(path: str | Path) -> list[str]:
@@ -562,13 +577,18 @@ def _advise_bins(rows: Any, unit: Unit) -> None:
     ).row(0, named=True)
     if about["length"] == 4:
         raise DataError(
-            f"the dates are years alone, and bins of a {unit} would nearly all be empty: use "
-            "bins='year'."
+            Wording(
+                "the dates are years alone, and bins of a {} would nearly all be empty: use {}.",
+                *(unit, Setting("bins", "year")),
+            )
         )
     if about["months"] == 1 and about["years"] > 2:
         warnings.warn(
-            f"all records are of one month of {about['years']} years, so most {unit}s have none: "
-            "bins='year' may be what you want.",
+            Wording(
+                "all records are of one month of {} years, so most {}s have none: {} may be what "
+                "you want.",
+                *(about["years"], unit, Setting("bins", "year")),
+            ),
             EmfedWarning,
             stacklevel=4,
         )
@@ -721,7 +741,8 @@ def _count(
     more = "; and more." if total > _SHOWN else "."
     message = f"{total} of {intake.rows} rows cannot be used: {told}{more}"
     if not skip:
-        raise DataError(f"{message} Mend them, or use bad_rows='skip' to leave them out.")
+        skipping = Setting("bad_rows", "skip")
+        raise DataError(Wording("{} Mend them, or use {} to leave them out.", message, skipping))
     warnings.warn(f"{message} They were left out.", EmfedWarning, stacklevel=4)
     return replace(intake, bad=counts, examples=examples)
 
@@ -759,10 +780,13 @@ def _refuse_duplicates(rows: Any, unit: str) -> None:
     if twice.height:
         row = twice.sort("first").row(0, named=True)
         raise DataError(
-            f"{twice.height} keys are there more than once: observer {row['observer']!r} at site "
-            f"{row['site']!r} on {row['day']} has {row['times']} records ({unit}s {row['first']} "
-            f"to {row['last']}). Add them up beforehand, or use duplicates='keep' to take each "
-            "as a record of its own."
+            Wording(
+                "{} keys are there more than once: observer {!r} at site {!r} on {} has {} records "
+                "({}s {} to {}). Add them up beforehand, or use {} to take each as a record of its "
+                "own.",
+                *(twice.height, row["observer"], row["site"], row["day"], row["times"]),
+                *(unit, row["first"], row["last"], Setting("duplicates", "keep")),
+            )
         )
 
 

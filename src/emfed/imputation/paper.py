@@ -16,25 +16,26 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from math import isqrt
-from typing import Literal, final, get_args
+from typing import final, get_args
 
 import numpy as np
 from scipy.sparse import csr_array
 
 from emfed.compressors import block_quantization
-from emfed.core.errors import SettingsError, check_count, check_range
+from emfed.core.errors import SettingsError, check_choice, check_count, check_range
 from emfed.core.ledger import Ledger
 from emfed.core.protocols import Compressor, FloatArray, IntArray, ServerState
 from emfed.core.records import RoundRecord
+from emfed.core.settings.impute import BATCH, BatchKind
 from emfed.core.streams import Purpose, choose_distinct, uniforms
 from emfed.core.wire import REPLY_ENVELOPE, REQUEST_ENVELOPE, floats_size, payload_sizes
+from emfed.core.wording import Setting, Wording
 from emfed.fitting.rounds import Rounds, opening_record
 from emfed.imputation.lowrank import TableParameters
 from emfed.imputation.sweeps import Solver, leading
 from emfed.imputation.table import FieldTable
 
-BatchKind = Literal["grid", "observations", "rescaled"]
-GAMMA, ALPHA, BATCH, EPOCHS = 1e-4, 1e-3, 100, 150
+GAMMA, ALPHA, EPOCHS = 1e-4, 1e-3, 150
 """The settings of the paper (section 4)."""
 QUANTISER = block_quantization(4)
 """Not given in the paper for this experiment: the one of its others, omega = 1."""
@@ -89,13 +90,13 @@ class PaperRun(Rounds):
     ) -> None:
         check_range("step_size", step_size, 0, 2, open_low=True, open_high=True)
         check_range("memory_rate", memory_rate, 0, 1)
-        if batch not in get_args(BatchKind):
-            raise SettingsError(
-                f"batch must be one of {', '.join(get_args(BatchKind))}; got {batch!r}."
-            )
+        check_choice("batch", batch, get_args(BatchKind))
         if not solver.family.quadratic or solver.structure.effects or solver.structure.smooth:
             raise SettingsError(
-                "mode 'paper' is Gaussian (family='gaussian' or 'log1p'), with factors alone."
+                Wording(
+                    "mode 'paper' is Gaussian ({} or 'log1p'), with factors alone.",
+                    Setting("family", "gaussian"),
+                )
             )
         ledger = Ledger(len(table.workers), table.workers)
         super().__init__(ledger, len(table.site))

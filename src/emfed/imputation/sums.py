@@ -18,6 +18,7 @@ from emfed.core.errors import DataError, SettingsError
 from emfed.core.ledger import Ledger
 from emfed.core.protocols import Federation, WorkerCells
 from emfed.core.wire import LARGEST_PAYLOAD
+from emfed.core.wording import Setting, Wording
 from emfed.fitting.session import Session
 from emfed.imputation.table import FieldTable, Grid, known_table
 from emfed.models.cells import CellSums, PaddedCells, listed_cells
@@ -56,9 +57,12 @@ def gathered_masked(network: Federation, grid: Grid, seed: int, observers: int) 
     shape = grid.shape
     if (cells := shape[0] * shape[1]) > MOST_MASKED_CELLS:
         raise SettingsError(
-            "masked sums need a number of every cell from every site, and this table has "
-            f"{cells:,} cells; at most {MOST_MASKED_CELLS:,} have room in a message. Choose "
-            "coarser bins or fewer places, or fit with masks=False, which every site must allow."
+            Wording(
+                "masked sums need a number of every cell from every site, and this table has {:,} "
+                "cells; at most {:,} have room in a message. Choose coarser bins or fewer places, "
+                "or fit with {}, which every site must allow.",
+                *(cells, MOST_MASKED_CELLS, Setting("masks", False)),
+            )
         )
     first = Session(PaddedCells(*shape), network, columns=COLUMNS, seed=seed, masks=True)
     seen = np.rint(first.summary["cell_observers"] * first.samples)

@@ -18,6 +18,7 @@ import numpy as np
 from emfed.core.errors import DataError, EmfedWarning, SettingsError, check_count, check_range
 from emfed.core.protocols import FloatArray, IntArray, WorkerCells
 from emfed.core.streams import Purpose, check_seed, uniforms
+from emfed.core.wording import Setting, Wording
 from emfed.imputation.bins import Bins
 from emfed.imputation.effort import Effort
 from emfed.imputation.families import CellFamily
@@ -343,9 +344,12 @@ class FieldTable:
         if len(self.values) >= _FEW_CELLS and self.values[largest] > total / 2:
             place = self.sites[self.site[largest]], self.bins.label(int(self.time[largest]))
             yield (
-                f"one cell, {place[0]!r} in {place[1]}, holds {self.values[largest] / total:.0%} "
-                "of all that was counted, and estimates follow it: see whether it is right. "
-                "family='negative-binomial' gives large counts less weight."
+                Wording(
+                    "one cell, {!r} in {}, holds {:.0%} of all that was counted, and estimates "
+                    "follow it: see whether it is right. {} gives large counts less weight.",
+                    *(*place, self.values[largest] / total),
+                    Setting("family", "negative-binomial"),
+                )
             )
 
 

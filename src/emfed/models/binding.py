@@ -37,6 +37,7 @@ from emfed.core.wire import (
     whole_loss,
     worker_loss,
 )
+from emfed.core.wording import Setting, Wording
 from emfed.models.clusters import BUCKETS_PER_COMPONENT, Buckets, Clusters
 from emfed.models.columns import Columns
 from emfed.models.components import SMALLEST_COMPONENT
@@ -242,7 +243,12 @@ def _buckets(model: Any, view: View) -> Model:
     assert view.clusters is not None
     found = model.clusters(1)
     if not isinstance(found, Clusters):
-        raise SettingsError(f"{type(model).__name__} has no clusters: use start='moments'.")
+        raise SettingsError(
+            Wording(
+                "{} has no clusters: use {}.",
+                *(type(model).__name__, Setting("start", "moments")),
+            )
+        )
     most = BUCKETS_PER_COMPONENT * model.n_components
     if view.clusters > most:  # before any work: a server can name any number
         raise SettingsError(f"{view.clusters} clusters for a start; a start asks for {most}.")

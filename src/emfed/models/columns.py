@@ -22,6 +22,7 @@ from emfed.core.configuration import nearest
 from emfed.core.errors import DataError, SettingsError
 from emfed.core.protocols import FloatArray, IntArray, Names, Parameters, Summaries
 from emfed.core.registry import stored
+from emfed.core.wording import Setting, Wording
 from emfed.models.families import EXPOSURE, FAMILIES, Family, Gaussian, make_family
 from emfed.models.mixture import blocks, to_numpy
 from emfed.models.naming import column_name, row_name
@@ -310,9 +311,14 @@ class Columns:
         where, names, first = at
         name = str(column) if names is None else repr(names[column])
         value = float(to_numpy(rows)[..., row, column].ravel()[0])
-        tail = "or NaN for a missing value" if self.missing else "and no NaN (say missing=True)"
+        tail = "or NaN for a missing value"
+        if not self.missing:
+            tail = Wording("and no NaN (say {})", Setting("missing", True))
         raise DataError(
-            f"{where}: {row_name(first + row)}, column {name} is {value}; expected {words}, {tail}."
+            Wording(
+                "{}: {}, column {} is {}; expected {}, {}.",
+                *(where, row_name(first + row), name, value, words, tail),
+            )
         )
 
     def summary(self, data: Any, weights: Any | None) -> dict[str, FloatArray]:
@@ -520,8 +526,9 @@ def _family(given: Any, what: str = "a column's family") -> Family | str:
         return make_family(name, settings, what)
     plain = [name for name, family in FAMILIES.items() if not family.nominal]
     raise SettingsError(
-        f"{what} must be one of {', '.join(plain)}, {EXPOSURE}, Categorical(n) or "
-        f"Poisson(exposure=...); got {given!r}."
+        setting=what,
+        must=f"be one of {', '.join(plain)}, {EXPOSURE}, Categorical(n) or Poisson(exposure=...)",
+        got=given,
     )
 
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from emfed.core.errors import DataError
 from emfed.core.protocols import BoolArray, FloatArray, HeldUp, IntArray, Layout
+from emfed.core.wording import Setting, Wording
 
 SMALLEST_MASS = 1e-12
 """T is not defined where a component has no mass; below this it counts as none."""
@@ -18,8 +19,10 @@ def check_rows_suffice(n_components: int, counts: IntArray, what: str = "compone
     samples = int(counts.sum())
     if n_components > samples:
         raise DataError(
-            f"n_{what}={n_components}, but all workers together have {samples} rows: use fewer "
-            f"{what}."
+            Wording(
+                "{}, but all workers together have {} rows: use fewer {}.",
+                *(Setting(f"n_{what}", n_components), samples, what),
+            )
         )
     return samples
 

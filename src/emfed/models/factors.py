@@ -38,6 +38,7 @@ from emfed.core.protocols import (
 )
 from emfed.core.registry import register_model, stored
 from emfed.core.streams import Purpose, normals
+from emfed.core.wording import Setting, Wording
 from emfed.models.component_summaries import Portrait, factor_portrait
 from emfed.models.components import (
     NEAR_FLOOR,
@@ -153,8 +154,10 @@ class FactorMixture(Model):
         check_rows(data, where, columns, expected, first)
         if self.n_factors >= data.shape[1]:
             raise DataError(
-                f"{where}: n_factors={self.n_factors} needs more columns than that; got "
-                f"{data.shape[1]}."
+                Wording(
+                    "{}: {} needs more columns than that; got {}.",
+                    *(where, Setting("n_factors", self.n_factors), data.shape[1]),
+                )
             )
 
     def summary(self, data: Any, weights: Any | None = None) -> dict[str, FloatArray]:

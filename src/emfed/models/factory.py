@@ -6,9 +6,10 @@ from typing import Literal
 
 import numpy as np
 
-from emfed.core.errors import SettingsError
+from emfed.core.errors import SettingsError, check_choice
 from emfed.core.protocols import FloatArray
 from emfed.core.registry import register_model
+from emfed.core.wording import Setting, Wording
 from emfed.models.covariances import Diagonal, Full, Known, Spherical, StreamedTied, Tied
 from emfed.models.gaussian import GaussianMixture
 from emfed.models.missing import MissingGaussianMixture
@@ -79,25 +80,32 @@ def gaussian_mixture(
     if missing:
         if covariance_type not in ("full", "diag"):
             raise SettingsError(
-                f"missing=True goes with covariance_type 'full' or 'diag'; got {covariance_type!r}."
+                Wording(
+                    "{} goes with {} 'full' or 'diag'; got {!r}.",
+                    *(Setting("missing", True), Setting("covariance_type"), covariance_type),
+                )
             )
         settings = (covariance_floor, weight_concentration, covariance_prior)
         return MissingGaussianMixture(COVARIANCES[covariance_type](n_components, *settings))
-    if str(covariance_type) not in COVARIANCES:
-        names = ", ".join(COVARIANCES)
-        raise SettingsError(f"covariance_type must be one of {names}; got {covariance_type!r}.")
+    check_choice("covariance_type", covariance_type, COVARIANCES)
     cls = COVARIANCES[covariance_type]
     common = (n_components, covariance_floor, weight_concentration, covariance_prior)
     if second_moment not in ("constant", "statistic") or (
         second_moment == "statistic" and cls is not Tied
     ):
         raise SettingsError(
-            "second_moment must be 'constant', or 'statistic' for covariance_type='tied'; "
-            f"got {second_moment!r} for {covariance_type!r}."
+            Wording(
+                "{} must be 'constant', or 'statistic' for {}; got {!r} for {!r}.",
+                *(Setting("second_moment"), Setting("covariance_type", "tied")),
+                *(second_moment, covariance_type),
+            )
         )
     if cls is Known:
         if known_covariance is None:
-            raise SettingsError("covariance_type='known' needs known_covariance, a (d, d) matrix.")
+            known = Setting("covariance_type", "known")
+            raise SettingsError(
+                Wording("{} needs {}, a (d, d) matrix.", known, Setting("known_covariance"))
+            )
         try:
             matrix = np.asarray(known_covariance, dtype=np.float64)
         except (TypeError, ValueError):
@@ -105,6 +113,10 @@ def gaussian_mixture(
         return Known(*common, matrix=matrix)
     if known_covariance is not None:
         raise SettingsError(
-            f"known_covariance goes with covariance_type='known', not {covariance_type!r}."
+            Wording(
+                "{} goes with {}, not {!r}.",
+                *(Setting("known_covariance"), Setting("covariance_type", "known")),
+                covariance_type,
+            )
         )
     return StreamedTied(*common) if second_moment == "statistic" else cls(*common)

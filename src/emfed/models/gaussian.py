@@ -110,10 +110,8 @@ class GaussianMixture(MixtureModel):
         check_count("n_components", self.n_components)
         check_range("covariance_floor", self.covariance_floor, 0, 1, open_high=True)
         if 0 < self.covariance_floor < 1e-12:
-            raise SettingsError(
-                f"covariance_floor must be 0 or at least 1e-12, where doubles can tell it from 0; "
-                f"got {self.covariance_floor}."
-            )
+            least = "be 0 or at least 1e-12, where doubles can tell it from 0"
+            raise SettingsError(setting="covariance_floor", must=least, got=self.covariance_floor)
         if self.covariance_prior is not None:
             check_type(
                 "covariance_prior", self.covariance_prior, InverseWishart, "InverseWishart(dof=5)"

@@ -13,6 +13,7 @@ from emfed.core.configuration import check_keys
 from emfed.core.errors import DataError, EmfedWarning, SettingsError, check_range, check_type
 from emfed.core.protocols import BoolArray, FloatArray, IntArray, Parameters
 from emfed.core.registry import stored
+from emfed.core.wording import Setting, Wording
 from emfed.models.naming import column_name, counted
 
 ROUNDING = 4e-15
@@ -176,8 +177,10 @@ def _complain_of_constant(columns: IntArray, bearable: bool) -> None:
     problem = f"{which}{counted()} {'hold' if many else 'holds'} one single value"
     if not bearable:
         raise DataError(
-            f"{problem}: the variance is zero and covariance_floor=0 forbids to raise it. "
-            "Drop it, or set covariance_floor > 0."
+            Wording(
+                "{}: the variance is zero and {} forbids to raise it. Drop it, or set {} > 0.",
+                *(problem, Setting("covariance_floor", 0), Setting("covariance_floor")),
+            )
         )
     tail = "say nothing; consider dropping them" if many else "says nothing; consider dropping it"
     warnings.warn(f"{problem} and {tail}.", EmfedWarning, 4)

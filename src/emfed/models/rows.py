@@ -9,6 +9,7 @@ from array_api_compat import array_namespace, device
 
 from emfed.core.errors import DataError
 from emfed.core.protocols import FloatArray, Names, Summaries
+from emfed.core.wording import Setting, Wording
 from emfed.models.devices import Ragged
 from emfed.models.matrices import pack, triangle
 from emfed.models.mixture import blocks, to_numpy
@@ -53,11 +54,16 @@ def check_rows(
             row, column = int(bad[0, 0]), int(bad[0, 1])
             name = repr(columns[column]) if columns is not None else str(column)
             value = float(rows[row, column])
-            hole = " (a Gaussian mixture takes missing values with missing=True)"
+            hole: str = ""
+            if value != value:
+                missing = Setting("missing", True)
+                hole = Wording(" (a Gaussian mixture takes missing values with {})", missing)
             raise DataError(
-                f"{where}: {row_name(first + row)}, column {name} is {value}; this model needs "
-                "finite numbers (of at most 1e140). Drop or impute such rows first"
-                f"{hole if value != value else ''}."
+                Wording(
+                    "{}: {}, column {} is {}; this model needs finite numbers (of at most 1e140). "
+                    "Drop or impute such rows first{}.",
+                    *(where, row_name(first + row), name, value, hole),
+                )
             )
         first += rows.shape[0]
 

@@ -38,6 +38,7 @@ from emfed.core.protocols import (
     TellsCells,
     WorkerStates,
 )
+from emfed.core.wording import Setting, Wording
 from emfed.data.sources import chunks
 from emfed.data.summing import check_rows_held
 from emfed.data.tables import Piece, Workers, apart
@@ -254,7 +255,12 @@ def rows_with_gaps(data: Workers) -> int:
 def check_plain(data: Workers) -> None:
     """Refuse rows that have weights, or that come once: a row must have one vote, always."""
     if data.row_weights is not None or data.streaming:
-        raise SettingsError("epsilon goes with plain rows: leave out sample_weight and streams.")
+        raise SettingsError(
+            Wording(
+                "{} goes with plain rows: leave out sample_weight and streams.",
+                Setting("epsilon"),
+            )
+        )
 
 
 def stand_in(model: Model, width: int) -> Opening:
@@ -270,7 +276,10 @@ def check_suits(data: Workers, algorithm: Algorithm) -> None:
         )
     if data.row_weights is not None and algorithm.rows_at_once:
         raise SettingsError(
-            "sample_weight goes with full passes: leave batch_size out, or the weights."
+            Wording(
+                "sample_weight goes with full passes: leave {} out, or the weights.",
+                Setting("batch_size"),
+            )
         )
 
 

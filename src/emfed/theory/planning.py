@@ -13,6 +13,7 @@ from emfed.core.errors import SettingsError, check_count, check_range, check_typ
 from emfed.core.protocols import Compressor, Crowd
 from emfed.core.streams import Purpose, normals, uniforms
 from emfed.core.wire import REPLY_ENVELOPE, REQUEST_ENVELOPE, floats_size, payload_sizes
+from emfed.core.wording import Setting, Wording
 from emfed.theory.bounds import FedEMBounds, VRBounds, memory_rate, vr_inner_rounds
 from emfed.theory.estimates import Estimate
 from emfed.theory.problem import omega_of, participating
@@ -191,8 +192,10 @@ def plan(
         raise SettingsError(f"memory_start must be 'zero' or 'mean-field'; got {memory_start!r}.")
     if batch_size is not None and check_count("batch_size", batch_size) > estimate.samples:
         raise SettingsError(
-            f"batch_size={batch_size}, but a worker has about {estimate.samples} rows: leave it "
-            "out for full local passes."
+            Wording(
+                "{}, but a worker has about {} rows: leave it out for full local passes.",
+                *(Setting("batch_size", batch_size), estimate.samples),
+            )
         )
     problem, q = estimate.with_batch(batch_size), estimate.layout.size
     omega = omega_of(compressor, estimate.layout, problem.norm == "metric")

@@ -115,7 +115,7 @@ def test_settings_are_checked_at_fit_not_before() -> None:
 @pytest.mark.parametrize("algorithm", ["em", "FedEM", "VR-FedEM", emfed.AutoEM()])
 def test_follow_em_is_refused_where_it_would_do_nothing(algorithm: Any) -> None:
     follower = estimator(algorithm=algorithm, follow_em=True)
-    with pytest.raises(emfed.SettingsError, match="follow_em goes with algorithm 'auto'"):
+    with pytest.raises(emfed.SettingsError, match="follow_em goes with algorithm='auto'"):
         follower.fit(ROWS, groups=SITES)
     follower.set_params(algorithm="auto").fit(ROWS)  # alone, EM follows itself
 

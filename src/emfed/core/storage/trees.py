@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emfed.core.errors import ModelFileError
+from emfed.core.wording import ByFace, Wording
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -72,9 +73,16 @@ def _make(name: Any, fields: Any, classes: Mapping[str, type], arrays: Arrays) -
     cls = classes.get(name) if isinstance(name, str) else None
     if cls is None:
         raise ModelFileError(
-            f"this file holds a {str(name)[:60]!r}, which is not known here. If it is a model of "
-            "your own, import the module that calls emfed.models.register_model on it, then load "
-            "again."
+            Wording(
+                "this file holds a {!r}, which is not known here. If it is a model of your own, "
+                "{}.",
+                str(name)[:60],
+                ByFace(
+                    "import the module that calls emfed.models.register_model on it, then load "
+                    "again",
+                    command="name the module that registers it, as in emfed --import MODULE",
+                ),
+            )
         )
     known = {f.name for f in dataclasses.fields(cls)}
     if not isinstance(fields, dict) or set(fields) != known:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MethodType
 from typing import Any, ClassVar, Self, final
@@ -18,9 +17,9 @@ from sklearn.utils.validation import check_is_fitted
 
 from emfed.algorithms import Decreasing, FedEM
 from emfed.artifacts.result import Result
-from emfed.core.configuration import reworded, with_family
-from emfed.core.errors import EmfedError, EmfedWarning, SettingsError, check_count, check_range
+from emfed.core.errors import EmfedWarning, SettingsError, check_count, check_range, worded
 from emfed.core.protocols import WHOLE, Federation, FloatArray, IntArray, Model, plural
+from emfed.core.wording import Face, Setting
 from emfed.data.reading import is_frame, label
 from emfed.data.sources import Source
 from emfed.data.tables import Workers
@@ -84,7 +83,7 @@ class OneNumber:
     def __get__(self, estimator: Any, owner: Any = None) -> Any:
         if estimator is None:
             return self.method
-        given, name = estimator._components(), estimator._in_words(estimator._number)
+        given, name = estimator._components(), estimator._face(Setting(estimator._number))
         if not hasattr(given, "__index__"):
             raise AttributeError(
                 f"partial_fit needs one {name}, and {name}={given!r} is several to choose from: "
@@ -95,6 +94,22 @@ class OneNumber:
         return MethodType(self.method, estimator)
 
 
+@final
+class EstimatorFace(Face):
+    """Settings as an estimator's arguments."""
+
+    name = "estimator"
+
+    def __init__(self, renamed: Mapping[str, str], families: bool) -> None:
+        self.renamed, self.families = renamed, families
+
+    def setting(self, mentioned: Setting) -> str:
+        """An argument of this estimator, or of the one that takes families of columns."""
+        name = self.renamed.get(mentioned.name, mentioned.name)
+        maker = "FederatedMixture" if mentioned.of and not self.families else ""
+        return super().setting(Setting(name, mentioned.value, maker))
+
+
 class FederatedEstimator(BaseEstimator):
     """Fits a model on one table, on one with groups, or on a table for each worker."""
 
@@ -102,8 +117,8 @@ class FederatedEstimator(BaseEstimator):
     """gamma_k of the k-th `partial_fit`: online EM."""
     _number: ClassVar[str] = "n_components"
     """What the number of components is called here."""
-    _words: ClassVar[Mapping[str, str]] = {"rounds": "max_iter", "seed": "random_state"}
-    """Settings of a fit that have another name here: errors use these."""
+    _renamed: ClassVar[Mapping[str, str]] = {"rounds": "max_iter", "seed": "random_state"}
+    """Settings of a fit that have another name here."""
 
     # What an estimator says of itself.
 
@@ -211,7 +226,7 @@ class FederatedEstimator(BaseEstimator):
             The fitted estimator.
         """
         width = getattr(self, "n_features_in_", None)
-        with self._worded():
+        with worded(self._face):
             settings = self._settings()
             network = self._network(X, groups, sample_weight, reset=True)
             warm = self._warm(settings.numbers or (1,), width)
@@ -228,7 +243,7 @@ class FederatedEstimator(BaseEstimator):
             told = {str(name): [label(v) for v in values] for name, values in known.items()}
             result = with_setting(result, "categories", told)
         if said := result.facts.settings.get("remarks") if result.facts else None:
-            result = with_setting(result, "remarks", [self._in_words(line) for line in said])
+            result = with_setting(result, "remarks", [self._face(line) for line in said])
         self.selection_ = found.selection
         numbers = settings.numbers or (1,)
         k = numbers[0] if found.selection is None else found.selection.n_components
@@ -239,14 +254,15 @@ class FederatedEstimator(BaseEstimator):
             self._take_columns(result)
         self._label(X)
         for remark in found.remarks:
-            warnings.warn(self._in_words(remark), EmfedWarning, stacklevel=2)
+            warnings.warn(self._face(remark), EmfedWarning, stacklevel=2)
         if not self.converged_:
-            fewer = f"several starts (n_init) or fewer {found.result.model.words().part}s"
+            fewer = self._fewer(found.result.model.words().part)
             words = (
                 f"{type(self).__name__} did not converge in {plural(self.n_iter_, 'round')}: allow "
-                f"more with max_iter, or a larger tol; {fewer} may help too."
+                f"more with max_iter, or a larger tol; several starts (n_init) or {fewer} may help "
+                "too."
             )
-            warnings.warn(self._in_words(words), NotConverged, stacklevel=2)
+            warnings.warn(words, NotConverged, stacklevel=2)
         return self
 
     def _run(self, settings: FitSettings, network: Federation) -> Fitted:
@@ -258,26 +274,14 @@ class FederatedEstimator(BaseEstimator):
             sys.stderr.write(f"{name}: {found.result.outcome}\n")
         return found
 
-    @contextlib.contextmanager
-    def _worded(self) -> Iterator[None]:
-        """Within, errors call settings by the names that this estimator has for them."""
-        try:
-            yield
-        except EmfedError as error:
-            if error.args:
-                error.args = (self._in_words(str(error.args[0])), *error.args[1:])
-            raise
+    @property
+    def _face(self) -> Face:
+        """How messages call settings here."""
+        return EstimatorFace(self._renamed, hasattr(self, "families"))
 
-    def _in_words(self, message: str) -> str:
-        write = lambda name, value: name if value is None else f"{name}={value}"  # noqa: E731
-        maker = "" if hasattr(self, "families") else "FederatedMixture"
-
-        def column(name: str, family: str) -> str:
-            told = f"families={{{name}: {family}}}"
-            return f"{maker}({told})" if maker else told
-
-        message = with_family(message, column).replace("Categorical(n)", "'categorical'")
-        return reworded(message, self._words, write)
+    def _fewer(self, parts: str) -> str:
+        """What a fit that does not converge may do with."""
+        return f"fewer {parts}s"
 
     def _network(
         self, X: Any, groups: Any | None, sample_weight: Any | None, reset: bool
@@ -471,7 +475,7 @@ class FederatedEstimator(BaseEstimator):
         network = self._network(X, groups, sample_weight, reset=False)
         fitted = run_fit(again, network)
         for remark in fitted.remarks:
-            warnings.warn(remark, EmfedWarning, stacklevel=2)
+            warnings.warn(self._face(remark), EmfedWarning, stacklevel=2)
         return fitted.result.validation
 
     # Online EM.
@@ -510,7 +514,7 @@ class FederatedEstimator(BaseEstimator):
             raise SettingsError(
                 "partial_fit takes rows of this process: use fit for sites elsewhere."
             )
-        with self._worded():
+        with worded(self._face):
             settings, first = self._settings(), not hasattr(self, "result_")
             network = self._network(X, groups, sample_weight, reset=first)
             k = self._numbers()[0]

@@ -14,9 +14,11 @@ from emfed.core.errors import DataError, check_count
 from emfed.core.protocols import FloatArray, Model
 from emfed.fitting.estimators.base import FederatedEstimator, sample_seed, weighted_score
 from emfed.fitting.estimators.intake import as_frame, framed
+from emfed.fitting.estimators.parameters import documented
 from emfed.models import factor_analysis, ppca
 
 
+@documented
 class FederatedFactorAnalysis(
     ClassNamePrefixFeaturesOutMixin, TransformerMixin, FederatedEstimator
 ):
@@ -30,37 +32,19 @@ class FederatedFactorAnalysis(
         Whether all columns have one noise variance: probabilistic PCA.
     noise_floor : float
         The least noise variance, as a share of the variance of its column.
-    tol : float or None
-        The log-likelihood per row that a converged fit may still have to gain, in nats; by default
-        1e-6.
-    max_iter : int
-        The largest number of rounds.
-    n_init : int
-        The number of starts that compete, of which the best goes on.
-    moves : int
-        How often in a row a component is moved in vain after the fit of fewer than 50 workers has
-        converged: two are merged and another is split. 0: it ends where its start leads.
-    start : str or parameters
-        "auto", "merge", "k-means", "moments", "points" (rows of the data leave their workers), or
-        parameters of the model.
-    algorithm : str or Algorithm
-        "auto", "em", "FedEM", "VR-FedEM" or an algorithm of emfed.
-    follow_em : bool
-        Whether a compressed run takes little noise and no momentum, to end where pooled EM ends
-        even where optima lie close together.
-    participation : float, Participation or None
-        The probability that a worker takes part in a round, or a participation of emfed; None is
-        everyone.
-    warm_start : bool
-        Whether a second fit goes on from the first.
-    random_state : int, random state or None
-        The seed; None is 0 for the fit, and other rows for each `sample`.
-    device : str or None
-        "cuda" puts the rows on a GPU; rows that are CUDA tensors are taken as they are.
-    precision : {"double", "fast"}
-        The precision of passes on a device; "fast" is six digits.
-    verbose : bool
-        Whether a bar on stderr shows rounds, bytes and time left, also of sites elsewhere.
+    {tol}
+    {max_iter}
+    {n_init}
+    {moves}
+    {start}
+    {algorithm}
+    {follow_em}
+    {participation}
+    {warm_start}
+    {random_state}
+    {device}
+    {precision}
+    {verbose}
 
     Attributes
     ----------
@@ -68,20 +52,13 @@ class FederatedFactorAnalysis(
         The loadings L^T, with L^T psi^-1 L diagonal and falling.
     mean_, noise_variance_ : array of shape (columns,)
         The mean and the noise variance of each column.
-    converged_ : bool
-        Whether the fit ended because little was left to gain.
-    n_iter_, n_rounds_ : int
-        The number of rounds.
-    lower_bound_ : float
-        The mean log-likelihood of the rows of the fit.
-    bytes_, raw_bytes_ : int
-        The bytes that were sent, both ways, and the size of the rows themselves as doubles.
-    records_ : Records
-        What each round did.
-    guard_hits_ : int
-        How often a step was halved to stay inside the model's domain.
-    result_ : Result
-        The result of the fit.
+    {converged_}
+    {n_iter_, n_rounds_}
+    {lower_bound_}
+    {bytes_, raw_bytes_}
+    {records_}
+    {guard_hits_}
+    {result_}
 
     Examples
     --------
@@ -130,8 +107,8 @@ class FederatedFactorAnalysis(
         self.precision = precision
         self.verbose = verbose
 
-    _words: ClassVar[Mapping[str, str]] = {
-        **FederatedEstimator._words,
+    _renamed: ClassVar[Mapping[str, str]] = {
+        **FederatedEstimator._renamed,
         "n_factors": "n_components",
     }
 

@@ -12,92 +12,57 @@ from emfed.artifacts.result import Result
 from emfed.core.errors import SettingsError
 from emfed.core.protocols import FloatArray, Model
 from emfed.fitting.estimators.base import FederatedEstimator, MixtureMethods
+from emfed.fitting.estimators.parameters import documented
 from emfed.models import gaussian_mixture
 
 
+@documented
 class FederatedGaussianMixture(MixtureMethods, DensityMixin, FederatedEstimator):
     """A Gaussian mixture of rows that stay with their workers.
 
     Parameters
     ----------
-    n_components : int, str or iterable of int
-        The number of components, or several to choose from: a range or "2:8". They are fitted in
-        the same rounds and the best by ``criterion`` is kept.
+    {n_components}
     covariance_type : {"full", "tied", "diag", "spherical"}
         The shape of the covariances.
-    criterion : {"bic", "icl", "aic"}
-        What chooses among several numbers.
-    tol : float or None
-        The log-likelihood per row that a converged fit may still have to gain, in nats; by default
-        1e-6.
-    max_iter : int
-        The largest number of rounds.
-    n_init : int
-        The number of starts that compete, of which the best goes on.
-    moves : int
-        How often in a row a component is moved in vain after the fit of fewer than 50 workers has
-        converged: two are merged and another is split. 0: it ends where its start leads.
-    start : str or parameters
-        "auto", "merge", "k-means", "moments", "points" (rows of the data leave their workers), or
-        parameters of the model.
-    algorithm : str or Algorithm
-        "auto", "em", "FedEM", "VR-FedEM" or an algorithm of emfed.
-    follow_em : bool
-        Whether a compressed run takes little noise and no momentum, to end where pooled EM ends
-        even where optima lie close together.
-    participation : float, Participation or None
-        The probability that a worker takes part in a round, or a participation of emfed; None is
-        everyone.
-    epsilon : float or None
-        What the whole fit may tell of any one row (differential privacy): 1 is strong, 10 is weak;
-        None means that sums are exact. See docs/private-runs.md.
-    delta : float
-        The probability with which it may tell more.
-    noise_seed : int or None
-        With ``epsilon``: the number that the noise follows from, for simulations that must be
-        repeatable. The result then says "not private" and has no epsilon. By default noise follows
-        from a key of the operating system's, and is other noise in every fit.
+    {criterion}
+    {tol}
+    {max_iter}
+    {n_init}
+    {moves}
+    {start}
+    {algorithm}
+    {follow_em}
+    {participation}
+    {epsilon}
+    {delta}
+    {noise_seed}
     covariance_floor : float
         The smallest eigenvalue of a covariance, as a share of the columns' variances.
     missing : bool
         Whether NaN is a value missing at random (full and diag).
-    warm_start : bool
-        Whether a second fit goes on from the first.
+    {warm_start}
     random_state : int, random state or None
         The seed; None is 0 for the fit, and other rows for each `sample`. The noise of a private
         fit does not follow from it.
-    device : str or None
-        "cuda" puts the rows on a GPU; rows that are CUDA tensors are taken as they are.
-    precision : {"double", "fast"}
-        The precision of passes on a device; "fast" is six digits.
-    verbose : bool
-        Whether a bar on stderr shows rounds, bytes and time left, also of sites elsewhere.
+    {device}
+    {precision}
+    {verbose}
 
     Attributes
     ----------
     weights_, means_, covariances_, precisions_, precisions_cholesky_ : arrays
         The parameters, as in scikit-learn.
-    n_components_ : int
-        The number of components, chosen or given.
-    selection_ : Selection or None
-        The table that the number was chosen from.
-    labels_ : array or list of arrays
-        The component of each row of X; a list where X is one table for each worker, None where the
-        rows are elsewhere.
-    converged_ : bool
-        Whether the fit ended because little was left to gain.
-    n_iter_, n_rounds_ : int
-        The number of rounds.
-    lower_bound_ : float
-        The mean log-likelihood of the rows of the fit.
-    bytes_, raw_bytes_ : int
-        The bytes that were sent, both ways, and the size of the rows themselves as doubles.
-    records_ : Records
-        What each round did.
-    guard_hits_ : int
-        How often a step was halved to stay inside the model's domain.
-    result_ : Result
-        The result of the fit.
+    {n_components_}
+    {selection_}
+    {labels_}
+    {converged_}
+    {n_iter_, n_rounds_}
+    {lower_bound_}
+    {bytes_, raw_bytes_}
+    {records_}
+    {guard_hits_}
+    {result_}
 
     Examples
     --------

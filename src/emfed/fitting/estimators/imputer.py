@@ -13,8 +13,10 @@ from emfed.artifacts.result import Result
 from emfed.compressors import SubtractiveDithering
 from emfed.core.errors import SettingsError, check_range
 from emfed.core.protocols import Algorithm, Model
-from emfed.fitting.estimators.base import FederatedEstimator
+from emfed.core.wording import Face
+from emfed.fitting.estimators.base import EstimatorFace, FederatedEstimator
 from emfed.fitting.estimators.intake import framed
+from emfed.fitting.estimators.parameters import documented
 from emfed.fitting.settings import FitSettings, read_range
 from emfed.models import RowOwner, gaussian_mixture, mixed_mixture
 
@@ -31,14 +33,13 @@ PENALTY = 1.0
 a little and keeps loadings finite."""
 
 
+@documented
 class FederatedImputer(OneToOneFeatureMixin, TransformerMixin, FederatedEstimator):
     """Replace NaN by its posterior mean under a model of rows that stay with their workers.
 
     Parameters
     ----------
-    n_components : int, str or iterable of int
-        The number of components, or several to choose from: a range or "2:8". They are fitted in
-        the same rounds and the best by ``criterion`` is kept.
+    {n_components}
     covariance_type : {"full", "diag"}
         The shape of the covariances; one component with full covariance is the Gaussian imputation
         of Little and Rubin.
@@ -57,61 +58,38 @@ class FederatedImputer(OneToOneFeatureMixin, TransformerMixin, FederatedEstimato
         What chooses among several numbers. None is "bic", and with ``rank`` it is "held-out": all
         ranks are fitted without a tenth of the values, the one with the least squared error on
         them is chosen, and then it is fitted to all.
-    tol : float or None
-        The log-likelihood per row that a converged fit may still have to gain, in nats; by default
-        1e-6.
-    max_iter : int
-        The largest number of rounds.
-    n_init : int
-        The number of starts that compete, of which the best goes on.
-    moves : int
-        How often in a row a component is moved in vain after the fit of fewer than 50 workers has
-        converged: two are merged and another is split. 0: it ends where its start leads.
+    {tol}
+    {max_iter}
+    {n_init}
+    {moves}
     start : str or parameters
         Where the fit starts; with ``rank``, random loadings or given parameters.
-    algorithm : str or Algorithm
-        "auto", "em", "FedEM", "VR-FedEM" or an algorithm of emfed.
-    follow_em : bool
-        Whether a compressed run takes little noise and no momentum, to end where pooled EM ends
-        even where optima lie close together.
-    participation : float, Participation or None
-        The probability that a worker takes part in a round, or a participation of emfed; None is
-        everyone.
+    {algorithm}
+    {follow_em}
+    {participation}
     covariance_floor : float
         The smallest eigenvalue of a covariance, as a share of the columns' variances; with
         ``rank``, the least noise.
-    warm_start : bool
-        Whether a second fit goes on from the first.
-    random_state : int, random state or None
-        The seed; None is 0 for the fit, and other rows for each `sample`.
+    {warm_start}
+    {random_state}
     device : str or None
         "cuda" puts the rows on a GPU: passes over columns with ``families`` run there; patterns of
         other rows with missing values are sorted here.
-    precision : {"double", "fast"}
-        The precision of passes on a device; "fast" is six digits.
-    verbose : bool
-        Whether a bar on stderr shows rounds, bytes and time left, also of sites elsewhere.
+    {precision}
+    {verbose}
 
     Attributes
     ----------
-    n_components_ : int
-        The number of components, chosen or given.
+    {n_components_}
     rank_ : int or None
         The rank; the loadings are then ``result_.params.loadings[0]``.
-    converged_ : bool
-        Whether the fit ended because little was left to gain.
-    n_iter_, n_rounds_ : int
-        The number of rounds.
-    lower_bound_ : float
-        The mean log-likelihood of the rows of the fit.
-    bytes_, raw_bytes_ : int
-        The bytes that were sent, both ways, and the size of the rows themselves as doubles.
-    records_ : Records
-        What each round did.
-    guard_hits_ : int
-        How often a step was halved to stay inside the model's domain.
-    result_ : Result
-        The result of the fit.
+    {converged_}
+    {n_iter_, n_rounds_}
+    {lower_bound_}
+    {bytes_, raw_bytes_}
+    {records_}
+    {guard_hits_}
+    {result_}
 
     Examples
     --------
@@ -190,19 +168,20 @@ class FederatedImputer(OneToOneFeatureMixin, TransformerMixin, FederatedEstimato
     def _numbers(self) -> list[int]:
         return super()._numbers() if self.rank is None else read_range(self.rank, "rank")
 
-    _words: ClassVar[Mapping[str, str]] = {
-        **FederatedEstimator._words,
+    _renamed: ClassVar[Mapping[str, str]] = {
+        **FederatedEstimator._renamed,
         "noise_floor": "covariance_floor",
         "floor": "covariance_floor",
     }
 
-    def _in_words(self, message: str) -> str:
-        told = super()._in_words(message)
-        if self.rank is not None:
-            told = told.replace("fewer components", "a lower rank")
-        if self.rank is None or "rank" in told:  # it knows its words already
-            return told
-        return told.replace("n_components", "rank")
+    @property
+    def _face(self) -> Face:
+        """Of low rank, ranks are compared as numbers of components are."""
+        ranks = {} if self.rank is None else {"n_components": "rank"}
+        return EstimatorFace({**self._renamed, **ranks}, families=True)
+
+    def _fewer(self, parts: str) -> str:
+        return super()._fewer(parts) if self.rank is None else "a lower rank"
 
     def _settings(self) -> FitSettings:
         """Checked; what would be ignored is refused."""

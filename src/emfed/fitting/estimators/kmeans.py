@@ -13,9 +13,11 @@ from emfed.core.protocols import FloatArray, IntArray, Model
 from emfed.data.weights import check_row_weights
 from emfed.fitting.estimators.base import FederatedEstimator, MixtureMethods
 from emfed.fitting.estimators.intake import framed
+from emfed.fitting.estimators.parameters import documented
 from emfed.models import k_means
 
 
+@documented
 class FederatedKMeans(
     ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, FederatedEstimator
 ):
@@ -29,28 +31,19 @@ class FederatedKMeans(
         Whether distances are in standard deviations of each column.
     tol : float
         The mean squared distance, in variances of the data, that may still be gained.
-    max_iter : int
-        The largest number of rounds.
-    n_init : int
-        The number of starts that compete, of which the best goes on.
-    moves : int
-        How often in a row a component is moved in vain after the fit of fewer than 50 workers has
-        converged: two are merged and another is split. 0: it ends where its start leads.
+    {max_iter}
+    {n_init}
+    {moves}
     start : str or Centres
         "auto", "merge", "k-means", "moments", "points" or centres; raw points leave their workers
         with "points" alone.
     algorithm : str or Algorithm
         "em" (Lloyd's algorithm), "auto", "FedEM", "VR-FedEM" or an algorithm of emfed.
-    warm_start : bool
-        Whether a second fit goes on from the first.
-    random_state : int, random state or None
-        The seed; None is 0 for the fit, and other rows for each `sample`.
-    device : str or None
-        "cuda" puts the rows on a GPU; rows that are CUDA tensors are taken as they are.
-    precision : {"double", "fast"}
-        The precision of passes on a device; "fast" is six digits.
-    verbose : bool
-        Whether a bar on stderr shows rounds, bytes and time left, also of sites elsewhere.
+    {warm_start}
+    {random_state}
+    {device}
+    {precision}
+    {verbose}
 
     Attributes
     ----------
@@ -61,18 +54,12 @@ class FederatedKMeans(
     labels_ : array or list of arrays
         The cluster of each row of X; a list where X is one table for each worker, None where the
         rows are elsewhere.
-    converged_ : bool
-        Whether the fit ended because little was left to gain.
-    n_iter_, n_rounds_ : int
-        The number of rounds.
-    bytes_, raw_bytes_ : int
-        The bytes that were sent, both ways, and the size of the rows themselves as doubles.
-    records_ : Records
-        What each round did.
-    guard_hits_ : int
-        How often a step was halved to stay inside the model's domain.
-    result_ : Result
-        The result of the fit.
+    {converged_}
+    {n_iter_, n_rounds_}
+    {bytes_, raw_bytes_}
+    {records_}
+    {guard_hits_}
+    {result_}
 
     Examples
     --------
@@ -87,8 +74,8 @@ class FederatedKMeans(
 
     follow_em = False
     _number: ClassVar[str] = "n_clusters"
-    _words: ClassVar[Mapping[str, str]] = {
-        **FederatedEstimator._words,
+    _renamed: ClassVar[Mapping[str, str]] = {
+        **FederatedEstimator._renamed,
         "n_components": "n_clusters",
     }
 

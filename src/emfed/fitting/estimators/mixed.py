@@ -9,17 +9,17 @@ from sklearn.base import DensityMixin
 from emfed.artifacts.result import Result
 from emfed.core.protocols import Model
 from emfed.fitting.estimators.base import FederatedEstimator, MixtureMethods
+from emfed.fitting.estimators.parameters import documented
 from emfed.models import mixed_mixture
 
 
+@documented
 class FederatedMixture(MixtureMethods, DensityMixin, FederatedEstimator):
     """A mixture whose columns are each Gaussian, Poisson, Bernoulli, categorical and so on.
 
     Parameters
     ----------
-    n_components : int, str or iterable of int
-        The number of components, or several to choose from: a range or "2:8". They are fitted in
-        the same rounds and the best by ``criterion`` is kept.
+    {n_components}
     families : str, sequence or mapping
         One for all columns, a list of one for each column, or a dict that names the columns which
         are not Gaussian (by number where X has no names); see `emfed.mixed_mixture`. The categories
@@ -31,70 +31,40 @@ class FederatedMixture(MixtureMethods, DensityMixin, FederatedEstimator):
     floor : float
         The least variance of a Gaussian column, and the least mean of a positive one, relative to
         that of the whole column.
-    criterion : {"bic", "icl", "aic"}
-        What chooses among several numbers.
-    tol : float or None
-        The log-likelihood per row that a converged fit may still have to gain, in nats; by default
-        1e-6.
-    max_iter : int
-        The largest number of rounds.
-    n_init : int
-        The number of starts that compete, of which the best goes on.
-    moves : int
-        How often in a row a component is moved in vain after the fit of fewer than 50 workers has
-        converged: two are merged and another is split. 0: it ends where its start leads.
-    start : str or parameters
-        "auto", "merge", "k-means", "moments", "points" (rows of the data leave their workers), or
-        parameters of the model.
-    algorithm : str or Algorithm
-        "auto", "em", "FedEM", "VR-FedEM" or an algorithm of emfed.
-    follow_em : bool
-        Whether a compressed run takes little noise and no momentum, to end where pooled EM ends
-        even where optima lie close together.
-    participation : float, Participation or None
-        The probability that a worker takes part in a round, or a participation of emfed; None is
-        everyone.
-    warm_start : bool
-        Whether a second fit goes on from the first.
-    random_state : int, random state or None
-        The seed; None is 0 for the fit, and other rows for each `sample`.
-    device : str or None
-        "cuda" puts the rows on a GPU; rows that are CUDA tensors are taken as they are.
-    precision : {"double", "fast"}
-        The precision of passes on a device; "fast" is six digits.
-    verbose : bool
-        Whether a bar on stderr shows rounds, bytes and time left, also of sites elsewhere.
+    {criterion}
+    {tol}
+    {max_iter}
+    {n_init}
+    {moves}
+    {start}
+    {algorithm}
+    {follow_em}
+    {participation}
+    {warm_start}
+    {random_state}
+    {device}
+    {precision}
+    {verbose}
 
     Attributes
     ----------
     weights_ : array of shape (K,)
         The shares of the components.
-    n_components_ : int
-        The number of components, chosen or given.
-    selection_ : Selection or None
-        The table that the number was chosen from.
+    {n_components_}
+    {selection_}
     parameters_ : dict
         The parameters of each column, by its name or number.
     categories_ : dict
         The categories of each column that is "categorical", in the order of their probabilities in
         ``parameters_``.
-    labels_ : array or list of arrays
-        The component of each row of X; a list where X is one table for each worker, None where the
-        rows are elsewhere.
-    converged_ : bool
-        Whether the fit ended because little was left to gain.
-    n_iter_, n_rounds_ : int
-        The number of rounds.
-    lower_bound_ : float
-        The mean log-likelihood of the rows of the fit.
-    bytes_, raw_bytes_ : int
-        The bytes that were sent, both ways, and the size of the rows themselves as doubles.
-    records_ : Records
-        What each round did.
-    guard_hits_ : int
-        How often a step was halved to stay inside the model's domain.
-    result_ : Result
-        The result of the fit.
+    {labels_}
+    {converged_}
+    {n_iter_, n_rounds_}
+    {lower_bound_}
+    {bytes_, raw_bytes_}
+    {records_}
+    {guard_hits_}
+    {result_}
 
     Examples
     --------

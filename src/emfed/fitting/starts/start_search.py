@@ -19,6 +19,7 @@ from emfed.core.protocols import (
     View,
 )
 from emfed.core.streams import Purpose, choose_distinct, uniforms
+from emfed.core.wording import Setting, Wording
 from emfed.fitting.rounds import Run
 from emfed.fitting.selection import FLOORS
 from emfed.fitting.session import Session
@@ -166,8 +167,11 @@ class _Search:
             merged = self.merged(part)
             if merged is None and method == "merge":
                 raise SettingsError(
-                    "start='merge' needs a run without masks in which every worker tells clusters "
-                    "of its own rows: use start='k-means'."
+                    Wording(
+                        "{} needs a run without masks in which every worker tells clusters of its "
+                        "own rows: use {}.",
+                        *(Setting("start", "merge"), Setting("start", "k-means")),
+                    )
                 )
             told += [] if merged is None else [(*merged, True)]
         if not told or (method == "auto" and n_init > 1):
@@ -281,7 +285,12 @@ def _starts(looking: _Search, method: str, n_init: int) -> list[list[Any]]:
     chosen = [_resolve(model, method) for model in looking.models]
     for model, how in zip(looking.models, chosen, strict=True):
         if how in SKETCHED and not _able(model):
-            raise SettingsError(f"{type(model).__name__} has no clusters: use start='moments'.")
+            raise SettingsError(
+                Wording(
+                    "{} has no clusters: use {}.",
+                    *(type(model).__name__, Setting("start", "moments")),
+                )
+            )
     sketched: dict[int, list[Any]] = {}
     places = [j for j, how in enumerate(chosen) if how in SKETCHED]
     if places:
@@ -344,13 +353,19 @@ def _from_points(session: Session, model: Any, seed: int) -> Any:
     network = session.federation
     data = network.data if isinstance(network, InProcessFederation) else None
     if data is None or not _able(model):
+        others = Setting("start", "k-means"), Setting("start", "moments")
         raise SettingsError(
-            "start='points' needs data in this process and a model that centres can start: use "
-            "start='k-means' or start='moments'."
+            Wording(
+                "{} needs data in this process and a model that centres can start: use {} or {}.",
+                *(Setting("start", "points"), *others),
+            )
         )
     warnings.warn(
-        "start='points' takes rows of the data as first means: those records leave their workers. "
-        "start='k-means' starts as well and reveals none.",
+        Wording(
+            "{} takes rows of the data as first means: those records leave their workers. {} "
+            "starts as well and reveals none.",
+            *(Setting("start", "points"), Setting("start", "k-means")),
+        ),
         EmfedWarning,
         stacklevel=6,
     )

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from emfed.core.errors import SettingsError
+from emfed.core.wording import Setting, Wording
 
 STREAM_BYTES = 1 << 28
 """Bytes of a block on its way to the card: large enough for the full speed of the bus."""
@@ -47,15 +48,18 @@ def check_device(name: Any) -> Any:
     try:
         device = torch.device(asked)
     except RuntimeError:
-        raise SettingsError(f"device must be 'cuda' or 'cuda:0'; got {asked!r}.") from None
+        raise SettingsError(setting="device", must="be 'cuda' or 'cuda:0'", got=asked) from None
     if device.type == "cpu":
         return device
     if device.type != "cuda":
-        raise SettingsError(f"device must be 'cuda' or 'cuda:0'; got {asked!r}.")
+        raise SettingsError(setting="device", must="be 'cuda' or 'cuda:0'", got=asked)
     if not torch.cuda.is_available():
         raise SettingsError(
-            f"device={asked!r}, but torch {torch.__version__} finds no GPU here: leave device out, "
-            "or run where nvidia-smi shows one."
+            Wording(
+                "{}, but torch {} finds no GPU here: leave {} out, or run where nvidia-smi shows "
+                "one.",
+                *(Setting("device", asked), torch.__version__, Setting("device")),
+            )
         )
     if (device.index or 0) >= torch.cuda.device_count():
         raise SettingsError(f"device={asked!r}: there are {torch.cuda.device_count()} GPUs here.")
