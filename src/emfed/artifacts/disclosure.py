@@ -137,7 +137,7 @@ def protections(result: Result) -> str:
 
 def _lying(result: Result) -> str:
     """What a server that does not follow the protocol can do."""
-    if result.privacy is None:
+    if not _private(result):
         return "A server that lies can read rows of a site that it names, masked or not."
     return (
         "The noise holds against a server that lies only at sites whose rules have a "
