@@ -143,7 +143,6 @@ def _progress(jobs: list[Job], out: Path, console: Console) -> Iterator[Notify]:
 
 
 def _print(result: Reproduction, out: Path) -> None:
-    """The verdicts."""
     console = Console()
     table = Table(title=f"Verdicts, seeds {result.summary['facts']['seeds']}")
     table.add_column("claim")

@@ -65,7 +65,6 @@ def load_mnist() -> Digits:
 
 
 def _read(folder: Path) -> Digits:
-    """The files of a folder, checked."""
     path = folder / "mnist.npz"
     if not path.is_file():
         raise DataError(f"{VARIABLE} is {str(folder)!r}, which has no mnist.npz.")
@@ -85,7 +84,6 @@ def _read(folder: Path) -> Digits:
 
 
 def _arrays(path: Path, *names: str) -> tuple[NDArray[np.generic], ...]:
-    """Named arrays of an npz file."""
     try:
         with np.load(path) as file:
             return tuple(file[name] for name in names)

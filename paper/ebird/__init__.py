@@ -60,7 +60,6 @@ def _settings(trace: Trace) -> TableSettings:
 
 
 def _last(name: str) -> Callable[[Trace], float]:
-    """The last value of a column."""
     return lambda trace: float(trace[name][-1])
 
 

@@ -209,7 +209,6 @@ GLOSSARY = {
 
 
 def _glossary(result: Result) -> dict[str, str]:
-    """The words of every report, and those of this model."""
     words = result.model.words()
     parts = n_parts(result)
     out: set[str] = set() if words.likelihood else {"nat"}

@@ -94,7 +94,6 @@ def _check_names(
 
 
 def _family(name: str, said: Family | str, categories: Mapping[str, Sequence[str]]) -> Any:
-    """The family of a column that --types names."""
     if name not in categories:
         return said
     if len(categories[name]) < 2:

@@ -62,7 +62,6 @@ def _constants(found: Estimate) -> dict[str, Any]:
 
 
 def _verdict(advice: Plan) -> str:
-    """The plan in two sentences."""
     costs = {
         name: "is free" if a.slowdown < 1.05 else f"costs {a.slowdown:.2g} times the rounds"
         for name, a in (("FedEM", advice.fed_em), ("VR-FedEM", advice.vr_fed_em))
@@ -101,7 +100,6 @@ def _print(console: Console, found: Estimate, advice: Plan, seed: int) -> None:
 
 
 def _promises(a: Advice) -> dict[str, str]:
-    """Put what the theorems say of one algorithm into words."""
     return {
         "step size": f"{a.step_size:.3g}",
         "memory rate": f"{a.memory_rate:.3g}",

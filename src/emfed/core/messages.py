@@ -191,7 +191,6 @@ def _counts(value: Any, least: int, end: float = inf) -> bool:
 
 
 def _positions(value: Any) -> bool:
-    """Tell whether it is a list of positions of candidates."""
     fits = isinstance(value, (list, tuple)) and 0 < len(value) <= MOST_PARTS
     return fits and all(_counts(j, 0, MOST_PARTS) for j in value)
 

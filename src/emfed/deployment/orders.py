@@ -110,7 +110,6 @@ class StandingOrders:
 
 
 def _news(before: Orders, now: Orders) -> list[str]:
-    """What the operator has said since, in words."""
     told = []
     if before.finish != now.finish:
         told.append("the operator ends the run" if now.finish else "the operator ends it no more")

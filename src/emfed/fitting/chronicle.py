@@ -130,7 +130,6 @@ class Chronicle:
         )
 
     def _limit(self) -> str:
-        """The limit that has been met, if any."""
         stop, made = self.stop, self.records[-1]
         spent = self.ledger.total("up") + self.ledger.total("down")
         met = {

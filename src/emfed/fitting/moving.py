@@ -216,7 +216,6 @@ def can_move(session: Session, parts: Sequence[int], algorithm: Algorithm, is_au
 
 
 def _part(run: Run) -> Any:
-    """The one model of a run."""
     return run.model.models[0] if isinstance(run.model, SideBySide) else run.model
 
 

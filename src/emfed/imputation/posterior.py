@@ -109,8 +109,6 @@ _CHUNK = 1 << 20
 
 @dataclass
 class _State:
-    """Where the chain is."""
-
     params: TableParameters
     spread: float
     site_ridge: FloatArray

@@ -292,7 +292,6 @@ class Clusters(Model):
         return self.layout.join({"mass": mass[first], "first": moments[first]})
 
     def _pass(self, params: Centres) -> Pass:
-        """The E-step of a kernel."""
         features, c = Features(self._frame.origin, self._frame.scale, "none"), params.centres
         return Pass(features, -0.5 * (c**2).sum(axis=-1), c, hard=True)
 

@@ -40,8 +40,6 @@ def _diagonal(moment: FloatArray) -> FloatArray:
 
 
 class _Matrices(GaussianMixture):
-    """Covariances that are matrices."""
-
     def lift(self, covariances: FloatArray) -> FloatArray:
         """Eigenvalues below the floor raised to it; the paper has no floor."""
         return raise_eigenvalues(covariances, self.covariance_floor)

@@ -318,7 +318,6 @@ class HiddenMarkov(Model):
 
     @property
     def _steps(self) -> float:
-        """All steps of all sequences."""
         return self.samples * self.length
 
     @property

@@ -202,7 +202,6 @@ class RowOwner(FactorOwner):
     def _posteriors(
         self, data: Any, params: Loadings, weights: Any | None = None
     ) -> Iterator[RowPosterior]:
-        """Pattern by pattern."""
         frame, k = self._frame, self.rank
         data = self._shown(data)
         for stack in row_stacks(data, weights, frame.origin, self.layout.size):
@@ -326,7 +325,6 @@ class RowOwner(FactorOwner):
     # Missing values.
 
     def _missing(self, data: FloatArray, params: Loadings) -> Iterator[RowPosterior]:
-        """The patterns with holes."""
         whole = self.hiding(0.0)
         return (at for at in whole._posteriors(data, params) if not at.stack.seen.all())
 

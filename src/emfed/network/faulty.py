@@ -205,7 +205,6 @@ class FaultyFederation(Federation):
         return joined
 
     def _there(self, workers: IntArray) -> BoolArray:
-        """Which of these workers are there now."""
         now, nothing = self._clock, (0, 0)
         spans = [self.plan.away.get(worker, nothing) for worker in workers.tolist()]
         return np.array(

@@ -509,7 +509,6 @@ def _builder(
 
 
 def _general_name(host: str) -> x509.GeneralName:
-    """An address or a name."""
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:

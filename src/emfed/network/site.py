@@ -844,7 +844,6 @@ class Site:
         return digest_of_rows(self._data, self._secret)
 
     def _question(self, header: Header, body: bytes) -> tuple[Kind, bytes, str]:
-        """What everyone is asked at given parameters."""
         store, joined = self._known(header)
         kind, described, numbers = decode_question(body)
         masked = texts.is_masked(joined.settings)

@@ -81,8 +81,6 @@ def at_once(sender: str, receiver: str, data: bytes) -> list[tuple[float, bytes]
 
 @dataclass
 class _Running:
-    """A process and its disk."""
-
     make: Callable[[MemoryRecords], Any]
     disk: Any = field(default_factory=MemoryRecords)
     machine: Any = None

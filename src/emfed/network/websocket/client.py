@@ -163,7 +163,6 @@ class Caller(ABC):
         """All that is said after the welcome, until the connection ends."""
 
     async def _stay(self, report: StateReport) -> None:
-        """Call, converse, and call again."""
         loop, failures = asyncio.get_running_loop(), 0
         while True:
             began = loop.time()

@@ -345,7 +345,6 @@ class Reception(ABC, Generic[CallT]):
         await self._converse(link)
 
     def _drop(self, link: CallT) -> None:
-        """A site is gone."""
         if self._links.get(link.name) is link:
             del self._links[link.name]
             logger.info("%s is gone", link.name)
