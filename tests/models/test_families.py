@@ -64,6 +64,14 @@ def test_arrays_are_in_the_order_of_the_table_whatever_the_settings() -> None:
     np.testing.assert_allclose(result.params.negative_binomial, [rows[:, [0, 2, 3]].mean(axis=0)])
 
 
+def test_statistics_are_in_the_order_of_model_files_of_the_first_release() -> None:
+    exposed, code = emfed.models.Poisson(exposure=4), emfed.models.Categorical(3)
+    given = [code, FAMILY[1], "gamma", exposed, "exposure", "poisson", FAMILY[0], code, "gaussian"]
+    groups = emfed.mixed_mixture(1, given).columns.groups
+    order = [group.columns.tolist() for group in groups]
+    assert order == [[8], [5], [3], [2], [0], [7], [1], [6]]
+
+
 def test_federated_is_pooled(fitted: emfed.Result) -> None:
     model, start = emfed.mixed_mixture(2, FAMILY), fitted.params
     many, one = (

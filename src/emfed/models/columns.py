@@ -246,9 +246,9 @@ class Columns:
         ends: dict[str, int] = {}
         for position, family in enumerate(self.families):
             if isinstance(family, Family):
-                shared = family.exposure is not None
                 alike: Any = family
-                alike = dataclasses.replace(alike, exposure="") if shared else family
+                if family.exposure is not None:
+                    alike = dataclasses.replace(alike, exposure="")
                 key = alike, position if family.nominal else 0
                 found.setdefault(key, []).append(position)
                 first = ends.get(family.name, 0)
@@ -518,11 +518,7 @@ def _family(given: Any, what: str = "a column's family") -> Family | str:
         return EXPOSURE
     settings = dict(given) if isinstance(given, Mapping) else {"family": given}
     name = settings.pop("family", None)
-    if (
-        isinstance(name, str)
-        and name in FAMILIES
-        and not (settings == {} and FAMILIES[name].nominal)
-    ):
+    if isinstance(name, str) and name in FAMILIES and (settings or not FAMILIES[name].nominal):
         return make_family(name, settings, what)
     plain = [name for name, family in FAMILIES.items() if not family.nominal]
     raise SettingsError(
