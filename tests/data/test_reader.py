@@ -65,7 +65,7 @@ def test_faults_of_several_files_are_told_together(tmp_path: Path) -> None:
     (tmp_path / "c.csv").write_text("x\n1\n2\n3,4\n")
     report = faults_of([tmp_path / "a.csv", tmp_path / "c.csv"])
     assert [(Path(f.file).name, f.line) for f in report.faults] == [("a.csv", 3), ("c.csv", 4)]
-    assert "2 files: 2 faults" in str(report)
+    assert "2 tables: 2 faults" in str(report)
     assert faults_of([tmp_path / "a.csv", tmp_path / "b.csv"]).total == 1  # nothing to compare
 
 

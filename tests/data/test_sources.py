@@ -117,7 +117,7 @@ def test_bad_files_are_refused_in_words(tmp_path: Path, monkeypatch: pytest.Monk
         with pytest.raises(emfed.DataError, match=message):
             plain_fit(model, data, rounds=1, **options)
 
-    refused(good, "column 'site' holds String")
+    refused(good, "column 'site': it holds String")
     refused(good, "groups='ward' is not one", groups="ward")
     refused(good, "name of one of its columns", groups=["a"] * 45)
     refused(tmp_path, "is a folder")
@@ -377,9 +377,9 @@ def test_lazy_frames_that_change_or_hold_words_are_told_apart(table: Any) -> Non
     path, parts = table
     names = emfed.data.as_workers(pl.scan_parquet(path).select("c0", "c1"), None)
     assert isinstance(names.worker(0), emfed.data.LazyRows)
-    with pytest.raises(emfed.DataError, match="column 'site' holds String"):
+    with pytest.raises(emfed.DataError, match="column 'site': it holds String"):
         emfed.data.LazyRows(pl.scan_parquet(path))
-    with pytest.raises(emfed.DataError, match="'site' holds String"):  # collected, as it was
+    with pytest.raises(emfed.DataError, match="'site': it holds String"):  # collected, as it was
         emfed.data.as_workers(pl.scan_parquet(path))
     grouped = emfed.data.as_workers(pl.scan_parquet(path), "site")
     assert grouped.size == len(parts)

@@ -134,7 +134,7 @@ def test_numbers_of_any_kind_work(dtype: Any) -> None:
 def test_text_column_of_a_frame() -> None:
     frame = pd.DataFrame({"x": [1.0, 2.0], "site": ["a", "b"]})
     with pytest.raises(
-        emfed.DataError, match="column 'site' holds .*, not numbers; encode or drop it"
+        emfed.DataError, match="column 'site': it holds .*, not numbers: encode or drop it"
     ):
         fit(make_model("diag", k=1), {"one": frame}, rounds=1)
 
@@ -190,9 +190,9 @@ def test_groups_of_the_wrong_length() -> None:
         (np.ma.masked_array(GOOD[0], GOOD[0] > 0), "masked arrays are not taken"),
         ({"a": {"b": 1}}, "worker 'a': expected numbers; got an object of type dict"),
         (None, "expected numbers; got an object of type NoneType"),
-        (pd.DataFrame({"x": ["1", "2"]}), "column 'x' holds"),
-        (pd.DataFrame({"x": pd.to_datetime(["2020-01-01"])}), "column 'x' holds datetime64"),
-        (pl.DataFrame({"x": ["1", "2"]}), "column 'x' holds String"),
+        (pd.DataFrame({"x": ["1", "2"]}), "column 'x': it holds"),
+        (pd.DataFrame({"x": pd.to_datetime(["2020-01-01"])}), "column 'x': it holds datetime64"),
+        (pl.DataFrame({"x": ["1", "2"]}), "column 'x': it holds String"),
         (pl.DataFrame({"x": [1.0]}).with_columns(pl.lit("2020-01-01").str.to_date()), "holds Date"),
         (pd.DataFrame({"x": pd.array([1, None], dtype="Int64")}), "row 1, column 'x' is nan"),
     ],

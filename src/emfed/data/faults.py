@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any, final
@@ -35,8 +35,8 @@ class TableFault:
         The line of a text file as an editor counts it: the header is line 1.
     row : int, optional
         Where there are no lines, the row, counted from 0.
-    column : str, optional
-        The column.
+    column : str or int, optional
+        The column; of an array its number, counted from 0.
     value : str, optional
         The cell as it was written.
     times : int
@@ -54,7 +54,7 @@ class TableFault:
     hint: str
     line: int | None = None
     row: int | None = None
-    column: str | None = None
+    column: str | int | None = None
     value: str | None = None
     times: int = 1
 
@@ -105,18 +105,20 @@ class FaultReport:
         if self.total == 1:
             return str(self.faults[0])
         files = {fault.file for fault in self.faults}
-        head = ("file",) if len(files) > 1 else ()
+        head = ("table",) if len(files) > 1 else ()
         rows = [(*head, "where", "column", "what is wrong, and what to do")]
         for fault in self.faults[:SHOWN]:
             file = (fault.file,) if head else ()
-            rows.append((*file, fault.place, fault.column or "", fault.words))
+            rows.append(
+                (*file, fault.place, "" if fault.column is None else str(fault.column), fault.words)
+            )
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         widths[-1] = 0
         lines = [
             "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
             for row in rows
         ]
-        of = next(iter(files)) if not head else f"{len(files)} files"
+        of = next(iter(files)) if not head else f"{len(files)} tables"
         if self.total > SHOWN:
             lines.append(f"  and {self.total - SHOWN} faults more")
         return "\n".join([f"{of}: {self.total} faults", *lines])
@@ -182,6 +184,25 @@ class Faults:
         """Raise `FaultyTable` if anything was found."""
         if self.found:
             raise FaultyTable(self.report())
+
+
+def repeated(
+    cells: Iterable[tuple[int, str]],
+    good: float,
+    fault: Callable[[int, str, int, bool], TableFault],
+) -> list[TableFault]:
+    """The faults of a column's bad cells, each value once; one where ``good`` cells are fewer.
+
+    ``fault`` is given the row, the cell, how many cells there are, and whether they are most.
+    """
+    rows: dict[str, list[int]] = {}
+    for row, cell in cells:
+        rows.setdefault(cell, []).append(row)
+    count = sum(map(len, rows.values()))
+    if good < count:
+        cell, places = next(iter(rows.items()))
+        return [fault(places[0], cell, count, True)]
+    return [fault(places[0], cell, len(places), False) for cell, places in rows.items()]
 
 
 def refuse(file: str, problem: str, hint: str, **place: Any) -> FaultyTable:

@@ -46,14 +46,31 @@ SEPARATORS = {"tab": "\t", "\\t": "\t", "comma": ",", "semicolon": ";", "space":
 @final
 @dataclass(frozen=True)
 class TextForm:
-    """How a text file is written: ``--separator``, ``--decimal`` and ``--encoding``."""
+    """How a text file is written: ``--separator``, ``--decimal`` and ``--encoding``.
+
+    Parameters
+    ----------
+    separator : str, optional
+        Between columns; left out, a comma, in .tsv files a tab.
+    decimal : {".", ","}
+        The mark in numbers.
+    encoding : str
+        As Python names it.
+    categories : str
+        Columns of words and their words in the order of the codes: ``ward=icu|surgery,sex=f|m``.
+
+    Examples
+    --------
+    >>> import emfed
+    >>> form = emfed.data.TextForm(";", ",")
+    >>> emfed.data.read(b"a;b\\n1,5;2\\n", emfed.data.Schema(form=form)).rows
+    array([[1.5, 2. ]])
+    """
 
     separator: str | None = None
-    """Between columns; None: a comma, in .tsv files a tab."""
     decimal: str = "."
     encoding: str = "utf-8"
     categories: str = ""
-    """Columns of words and their words in the order of the codes: ``ward=icu|surgery,sex=f|m``."""
 
     @property
     def words(self) -> dict[str, list[str]]:

@@ -19,7 +19,7 @@ import numpy as np
 
 from emfed.core.errors import DataError, SettingsError
 from emfed.core.protocols import FloatArray
-from emfed.data.faults import WIDEST, Faults, TableFault
+from emfed.data.faults import WIDEST, Faults, TableFault, repeated
 from emfed.data.files import (
     FIRST_LINE,
     PLAIN,
@@ -29,7 +29,7 @@ from emfed.data.files import (
     open_bytes,
     open_file,
 )
-from emfed.data.reading import levels
+from emfed.data.reading import levels, unknown_category
 from emfed.data.schema import Column, Schema, advise, as_number, is_kind, plain_text
 from emfed.data.sources import ParquetRows, Source, is_number, parquet_schema
 from emfed.data.tables import Workers
@@ -64,6 +64,23 @@ class ParquetCells:
 class DataTable:
     """What a `Schema` wanted of a table.
 
+    Parameters
+    ----------
+    parts : mapping
+        The rows of each file or worker: numbers, or a `Source`.
+    columns : tuple of str or None
+        The names of the columns; None where the tables themselves have them.
+    groups : array or str, optional
+        The worker of each row, or the column of a `Source` that names it.
+    levels : mapping
+        The categories of columns in the order of their codes.
+    left_out : mapping
+        Columns that hold no numbers, and why.
+    first_line : int, optional
+        The line of the first row of text files.
+    cells : frame, optional
+        Of one file, all its cells as they were written.
+
     Examples
     --------
     >>> import emfed
@@ -73,17 +90,12 @@ class DataTable:
     """
 
     parts: Mapping[str, Any]
-    """The rows of each file or worker: numbers, or a `Source`."""
     columns: tuple[str, ...] | None
     groups: Any = None
-    """The worker of each row, or the column of a `Source` that names it."""
     levels: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """The categories of columns in the order of their codes."""
     left_out: Mapping[str, str] = field(default_factory=dict)
-    """Columns that hold no numbers, and why."""
     first_line: int | None = None
     cells: Any = None
-    """Of one file, all its cells as they were written."""
 
     @property
     def rows(self) -> Any:
@@ -351,28 +363,21 @@ def _bad_cells(
     known: Mapping[str, Sequence[str]],
     schema: Schema,
 ) -> list[TableFault]:
-    """The cells that are wrong, each value once; a column that holds mostly others is one fault."""
-    import polars as pl
+    """The faults of the cells of a column that are wrong."""
 
-    cells = pl.DataFrame({"cell": text, "bad": bad}).with_row_index("row").filter("bad")
-    each = cells.group_by("cell", maintain_order=True).agg(pl.col("row").first(), times=pl.len())
-    mostly_others = int((~bad & text.is_not_null()).sum()) < len(cells)
-    faults = []
-    for cell, row, times in each.iter_rows():
+    def fault(row: int, cell: str, times: int, most: bool) -> TableFault:
         if column.kind == "category":
-            some = ", ".join(repr(str(word)) for word in known[column.name][:12])
-            problem = f"is none of the categories {some}"
-            hint = "write one of these, or leave it empty if it is not known"
+            problem, hint = unknown_category(known[column.name])
         else:
             problem, hint = advise(cell, column.kind, schema)
-            if mostly_others and hint == schema.if_wrong:
+            if most and hint == schema.if_wrong:
                 hint = schema.otherwise.format(name=column.name)
-        whole = mostly_others and column.kind != "category"
-        times = len(cells) if whole else times
-        faults.append(file.fault(row, column.name, problem, hint, cell, times))
-        if whole:
-            break
-    return faults
+        return file.fault(row, column.name, problem, hint, cell, times)
+
+    rows = bad.arg_true()
+    good = int((~bad & text.is_not_null()).sum())
+    cells = zip(rows.to_list(), text.gather(rows).to_list(), strict=True)
+    return repeated(cells, np.inf if column.kind == "category" else good, fault)
 
 
 def _labels(file: FileCells, groups: str, faults: Faults) -> Any:

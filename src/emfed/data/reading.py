@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from numbers import Real
@@ -12,11 +13,13 @@ from array_api_compat import is_array_api_obj, is_numpy_array
 
 from emfed.core.errors import DataError
 from emfed.core.protocols import FloatArray
+from emfed.data.faults import WIDEST, FaultReport, Faults, FaultyTable, TableFault, refuse, repeated
 from emfed.models.devices import as_tensor
 
 Categories = Mapping[Any, Sequence[Any]]
 """The values of columns that hold categories, by the column's name or number, in order of codes."""
 ENCODE = "encode or drop it first, or, if it names the workers, give it as groups"
+DATES = "turn it into a number, such as days since a date, or drop it"
 MISSING = ("NAType", "NaTType", "NoneType")
 """Types of what data frames hold for no value."""
 
@@ -43,9 +46,13 @@ def check_kind(table: Any, where: str) -> Any:
 
 def check_columns_differ(columns: Sequence[Any], where: str) -> None:
     """Refuse two columns of one name."""
-    twice = [name for name in columns if list(columns).count(name) > 1]
-    if twice:
-        raise DataError(f"{where} has two columns of one name, {str(twice[0])!r}: rename one.")
+    faults = Faults()
+    faults.add(
+        TableFault(where, f"two columns of one name, {str(name)!r}", "rename one", column=str(name))
+        for name, times in Counter(columns).items()
+        if times > 1
+    )
+    faults.check()
 
 
 def read_table(
@@ -88,54 +95,82 @@ def _kind_of(table: Any, rows: Any) -> str:
 
 
 def frame_values(
-    frame: Any, where: str, categories: Categories | None = None, advice: str = ""
+    frame: Any, where: str, categories: Categories | None = None, advice: str = ENCODE
 ) -> Any:
-    """A data frame's numbers; a column of anything else is named."""
+    """A data frame's numbers; all cells and columns that hold anything else are told at once.
+
+    ``advice`` says what to do about such a column, with ``{name!r}`` for its name.
+    """
     check_columns_differ(list(frame.columns), where)
-    known = categories or {}
-    parts = [
-        codes(frame[name], known[name], f"{where}: column {str(name)!r}")
-        if name in known
-        else column_values(frame[name], f"{where}: column {str(name)!r}", advice)
-        for name in frame.columns
-    ]
+    known, faults, parts = categories or {}, Faults(), list[Any]()
+    for name in frame.columns:
+        with faults.collecting():
+            if name in known:
+                parts.append(codes(frame[name], known[name], where, name))
+            else:
+                parts.append(column_values(frame[name], where, str(name), advice))
+    faults.check()
     if all(p.dtype == np.float32 for p in parts) and parts:
         return np.stack(parts, axis=1)
     whole = [p.astype(np.float64) for p in parts]
     return np.stack(whole, axis=1) if parts else np.empty((len(frame), 0))
 
 
-def column_values(series: Any, where: str, advice: str = "") -> Any:
+def column_values(series: Any, where: str, name: str | int = "", advice: str = ENCODE) -> Any:
     """One column's numbers: also truth values, and whatever holds numbers and None."""
     kind = str(series.dtype)
     named = kind.startswith(("category", "Categorical", "Enum"))
     values = np.empty(0, dtype=object) if named else series.to_numpy()
     if not named and values.dtype.kind == "O":
-        values = _numbers(values)
+        found = _numbers(values)
+        if found.dtype.kind == "O" and kind == "object":  # of Python: what they are says more
+            raise FaultyTable(not_numbers(values, where, name, advice))
+        values = found
     if named or values.dtype.kind not in "biuf" or values.ndim > 1:
-        if kind == "object":  # of Python: what they are says more
-            kind = next((type(v).__name__ for v in values if type(v).__name__ not in MISSING), kind)
-        if kind.lower().startswith(("date", "time", "duration", "period")):
-            what = "turn it into a number, such as days since a date, or drop it"
-        else:
-            what = advice or ENCODE
         word = None if named else _first_word(np.asarray(series))
-        told = kind if word is None else f"{kind} ({word!r})"
-        raise DataError(f"{where} holds {told}, not numbers; {what}.")
+        holds = kind if word is None else f"{kind} ({word!r})"
+        hint = DATES if _is_date(kind) else advice.format(name=name)
+        raise refuse(where, f"it holds {holds}, not numbers", hint, column=name)
     return values
+
+
+def not_numbers(values: Any, where: str, name: str | int, advice: str) -> FaultReport:
+    """The faults of a column of Python's objects, some of which are no numbers."""
+
+    def fault(row: int, cell: str, times: int, most: bool) -> TableFault:
+        kind = type(values[row]).__name__
+        if not most:
+            hint = DATES if _is_date(kind) else "write it as a number, or as NaN if not known"
+            return TableFault(where, "is no number", hint, None, row, name, cell, times)
+        holds = f"{kind} ({cell[:WIDEST]!r})" if kind == "str" else kind
+        hint = DATES if _is_date(kind) else advice.format(name=name)
+        return TableFault(where, f"it holds {holds}, not numbers", hint, None, row, name)
+
+    bad = [(row, str(value)) for row, value in enumerate(values) if not _is_number(value)]
+    empty = sum(type(value).__name__ in MISSING for value in values)
+    faults = Faults()
+    faults.add(repeated(bad, len(values) - len(bad) - empty, fault))
+    return faults.report()
+
+
+def _is_date(kind: str) -> bool:
+    return kind.lower().startswith(("date", "time", "duration", "period"))
+
+
+def _is_number(value: Any) -> bool:
+    """Whether an object of Python is a number, or missing."""
+    return isinstance(value, (Real, Decimal, np.bool_)) or type(value).__name__ in MISSING
 
 
 def _numbers(values: Any) -> Any:
     """Objects as doubles if all are numbers or missing; else as they are."""
-    if not all(
-        isinstance(v, (Real, Decimal, np.bool_)) or type(v).__name__ in MISSING for v in values
-    ):
+    if not all(map(_is_number, values)):
         return values
     return np.array([np.nan if type(v).__name__ in MISSING else float(v) for v in values])
 
 
 def _first_word(values: Any) -> str | None:
-    return next((str(v)[:40] for v in values if isinstance(v, str)), None)
+    return next((str(v)[:WIDEST] for v in values if isinstance(v, str)), None)
 
 
 def label(value: Any) -> str | None:
@@ -175,24 +210,29 @@ def _listed(column: Any) -> list[Any]:
     return list(column.to_list() if hasattr(column, "to_list") else np.asarray(column).tolist())
 
 
-def codes(
-    column: Any, categories: Sequence[Any], where: str, first_line: int | None = None
-) -> FloatArray:
+def codes(column: Any, categories: Sequence[Any], where: str, name: str | int) -> FloatArray:
     """A column of categories as their codes, NaN where one is missing."""
     place = {label(value): code for code, value in enumerate(categories)}
-    values = _listed(column)
-    out = np.full(len(values), np.nan)
-    for row, value in enumerate(values):
-        if (name := label(value)) is None:
-            continue
-        if name not in place:
-            told = ", ".join(repr(str(v)) for v in categories[:12])
-            place_words = f"row {row}" if first_line is None else f"line {row + first_line}"
-            raise DataError(
-                f"{where}, {place_words}: the model does not know {name!r}; it knows {told}."
-            )
-        out[row] = place[name]
-    return out
+    place[None] = np.nan  # type: ignore[assignment]
+    words = [label(value) for value in _listed(column)]
+    bad = [(row, str(word)) for row, word in enumerate(words) if word not in place]
+
+    def fault(row: int, cell: str, times: int, most: bool) -> TableFault:
+        return TableFault(where, *unknown_category(categories), None, row, name, cell, times)
+
+    faults = Faults()
+    faults.add(repeated(bad, np.inf, fault))
+    faults.check()
+    return np.array([place[word] for word in words], dtype=np.float64)
+
+
+def unknown_category(known: Sequence[Any]) -> tuple[str, str]:
+    """What is wrong with a word that is no category, and what to do."""
+    some = ", ".join(repr(str(word)) for word in known[:12])
+    return (
+        f"is none of the categories that are known, {some}",
+        "write one of these, or leave it empty if it is not known",
+    )
 
 
 def in_words(table: Any, categories: Categories) -> dict[Any, Sequence[Any]]:
@@ -214,14 +254,17 @@ def is_numeric(series: Any) -> bool:
     return True
 
 
-def match_columns(rows: Any, these: tuple[str, ...], columns: tuple[str, ...], where: str) -> Any:
-    """Rows with ``these`` columns in the order of ``columns``; refuse other names."""
-    if these == columns:
-        return rows
+def column_order(these: Sequence[Any], columns: Sequence[Any], where: str) -> list[int]:
+    """The places of ``columns`` among ``these``, which are the same in any order."""
     missing = [c for c in columns if c not in these]
     extra = [c for c in these if c not in columns]
     if missing or extra:
         raise DataError(
             f"{where}: expected the columns {list(columns)}; missing {missing}, extra {extra}."
         )
-    return rows[:, [these.index(c) for c in columns]]
+    return [list(these).index(c) for c in columns]
+
+
+def match_columns(rows: Any, these: tuple[str, ...], columns: tuple[str, ...], where: str) -> Any:
+    """Rows with ``these`` columns in the order of ``columns``; refuse other names."""
+    return rows if these == columns else rows[:, column_order(these, columns, where)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from emfed.core.errors import DataError, check_count
 from emfed.core.protocols import IntArray, Names
 from emfed.core.wording import Setting, Wording
+from emfed.data.faults import Faults, TableFault
 from emfed.models.devices.placing import read_ahead
 
 BLOCK_ELEMENTS = 1 << 21
@@ -170,6 +171,17 @@ def is_number(kind: Any) -> bool:
     return bool(kind.is_numeric()) or str(kind) == "Boolean"
 
 
+def check_numbers(schema: Mapping[str, Any], where: str) -> None:
+    """Refuse all columns that hold no numbers, by their types in polars."""
+    faults = Faults()
+    faults.add(
+        TableFault(where, f"it holds {kind}, not numbers", "leave it out", column=name)
+        for name, kind in schema.items()
+        if not is_number(kind)
+    )
+    faults.check()
+
+
 def _stamp(path: Path) -> tuple[int, int]:
     """What changes when a file is written again."""
     status = path.stat()
@@ -222,13 +234,9 @@ class ParquetRows(Source):
         names = tuple(schema) if columns is None else tuple(columns)
         if len(set(names)) != len(names):
             raise DataError(f"{self.path}: some column is named twice in {list(names)}.")
-        for name in names:
-            if name not in schema:
-                raise DataError(f"{self.path}: no column {name!r}; it has {list(schema)}.")
-            if not is_number(schema[name]):
-                raise DataError(
-                    f"{self.path}: column {name!r} holds {schema[name]}, not numbers; leave it out."
-                )
+        if absent := [name for name in names if name not in schema]:
+            raise DataError(f"{self.path}: no column {absent[0]!r}; it has {list(schema)}.")
+        check_numbers({name: schema[name] for name in names}, str(self.path))
         self.columns, self.dtype = names, _common(schema[name] for name in names)
         self._ranges = None if ranges is None else np.array(ranges, dtype=np.int64).reshape(-1, 2)
         self._stamp = _stamp(self.path)
@@ -370,11 +378,7 @@ class LazyRows(Source):
     def __init__(self, frame: Any) -> None:
         schema = frame.collect_schema()
         check_columns(len(schema), "the lazy frame")
-        for name, kind in schema.items():
-            if not is_number(kind):
-                raise DataError(
-                    f"the lazy frame: column {name!r} holds {kind}, not numbers; leave it out."
-                )
+        check_numbers(schema, "the lazy frame")
         self._raw = frame
         self.columns, self.dtype = tuple(schema), _common(schema.values())
         self._frame = _numbers(frame, self.columns, self.dtype)

@@ -14,9 +14,10 @@ from array_api_compat import array_namespace, is_numpy_array
 from emfed.core.errors import DataError, SettingsError
 from emfed.core.protocols import FloatArray, IntArray
 from emfed.core.wording import Setting, Wording
+from emfed.data.faults import Faults
 from emfed.data.files import parquet_labels, parquet_workers
 from emfed.data.placing import Streamed, check_precision, n_bytes
-from emfed.data.reading import check_kind, match_columns, read_table
+from emfed.data.reading import check_kind, column_order, match_columns, read_table
 from emfed.data.sources import (
     LazyRows,
     ParquetRows,
@@ -230,21 +231,24 @@ def from_workers(tables: Sequence[Any], names: Sequence[Any] | None = None) -> W
     labels = None if names is None else [str(name) for name in names]
     if len(tables) == 0:
         raise DataError("a federation needs at least one worker; got none.")
-    parts: list[Any] = []
-    columns: tuple[str, ...] | None = None
-    width: tuple[int, ...] = ()
+    opened, faults = list[tuple[str, Any, Any]](), Faults()
     for index, table in enumerate(tables):
         where = f"worker {str(index) if labels is None else labels[index]!r}"
-        rows, these = _open(table, where)
-        if index == 0:
-            columns, width = these, tuple(rows.shape[1:])
-        elif these is None or columns is None:
+        with faults.collecting():
+            opened.append((where, *_open(table, where)))
+    faults.check()
+    parts: list[Any] = []
+    _, first, columns = opened[0]
+    width = tuple(first.shape[1:])
+    for (where, rows, these), table in zip(opened, tables, strict=True):
+        if these is None or columns is None:
             if these is not columns:
                 raise DataError(f"{where}: some workers name their columns, others do not.")
         elif not isinstance(rows, Source):
             rows = match_columns(rows, these, columns, where)
         elif these != columns:
-            rows = _reordered(rows, columns, where)
+            column_order(these, columns, where)
+            rows = rows.with_columns(columns)
         if rows.shape[1:] != width:
             raise DataError(
                 f"{where} has rows of shape {tuple(rows.shape[1:])}, the first worker "
@@ -301,13 +305,6 @@ def _open(table: Any, where: str) -> tuple[Any, tuple[str, ...] | None]:
     if isinstance(table, Source):
         return table, table.columns
     return read_table(table.rows(0) if isinstance(table, Stream) else table, where)
-
-
-def _reordered(rows: Source, columns: tuple[str, ...], where: str) -> Source:
-    """The same file with its columns in the common order."""
-    if set(rows.columns or ()) != set(columns):
-        raise DataError(f"{where}: expected the columns {list(columns)}; got {rows.columns}.")
-    return rows.with_columns(columns)
 
 
 def _labels(groups: Any, count: int) -> Any:

@@ -91,7 +91,10 @@ def test_files_keep_which_word_is_which_code(tmp_path: Path) -> None:
     loaded = emfed.load(tmp_path / "m.emfed")
     for frame in (PANDAS, POLARS):
         np.testing.assert_array_equal(loaded.predict(frame), fitted.labels_)
-    with pytest.raises(emfed.DataError, match="column 'ward', row 0: the model does not know 'x'"):
+    with pytest.raises(
+        emfed.DataError,
+        match="row 0, column 'ward': 'x' is none of the categories that are known, 'er'",
+    ):
         fitted.predict(PANDAS.assign(ward="x"))
 
 
@@ -130,36 +133,48 @@ def test_frames_come_out_where_frames_came_in(frame: Any) -> None:
 HOLES = np.where(np.arange(60).reshape(30, 2) == 9, np.nan, RNG.normal(size=(30, 2)))
 GAUSS = emfed.FederatedGaussianMixture
 REFUSED: dict[str, tuple[Any, Any, str]] = {
-    "words": (GAUSS(2), PANDAS[["age", "ward"]], r"column 'ward' holds .*\('.*'\), not numbers"),
+    "words": (
+        GAUSS(2),
+        PANDAS[["age", "ward"]],
+        r"column 'ward': it holds .*\('.*'\), not numbers",
+    ),
     "words of a mixture": (
         emfed.FederatedMixture(2),
         PANDAS[["age", "ward"]],
         "say families={'ward': 'categorical'}",
     ),
-    "words in an array": (GAUSS(2), np.array([["1", "a"], ["2", "b"]]), "column 1 holds 'a'"),
+    "words in an array": (
+        GAUSS(2),
+        np.array([["1", "a"], ["2", "b"]]),
+        "column 1: it holds str .'a'.",
+    ),
     "dates": (
         GAUSS(2),
         PANDAS[["age"]].assign(born=pd.Timestamp("2020-01-01")),
-        "column 'born' holds datetime.*days since",
+        "column 'born': it holds datetime.*days since",
     ),
     "dates of Python": (
         GAUSS(2),
         PANDAS[["age"]].assign(born=[datetime.date(2020, 1, 1)] * len(PANDAS)),
-        "column 'born' holds date, not numbers; .*days since",
+        "column 'born': it holds date, not numbers: .*days since",
     ),
     "lists": (
         GAUSS(2),
         PANDAS[["age"]].assign(c=[[1]] * len(PANDAS)),
-        "column 'c' holds list, not",
+        "column 'c': it holds list, not",
     ),
-    "structs": (GAUSS(2), POLARS.select("age", c=pl.struct("age")), "column 'c' holds Struct"),
+    "structs": (GAUSS(2), POLARS.select("age", c=pl.struct("age")), "column 'c': it holds Struct"),
     "polars dates": (
         GAUSS(2),
         POLARS.select("age", born=pl.lit("2020-01-01").str.to_date()),
-        "column 'born' holds Date.*days since",
+        "column 'born': it holds Date.*days since",
     ),
-    "categories": (GAUSS(2), SAME["pandas categorical"][["age", "ward"]], "'ward' holds category"),
-    "enums": (GAUSS(2), SAME["polars enum"][["age", "ward"]], "'ward' holds Enum"),
+    "categories": (
+        GAUSS(2),
+        SAME["pandas categorical"][["age", "ward"]],
+        "'ward': it holds category",
+    ),
+    "enums": (GAUSS(2), SAME["polars enum"][["age", "ward"]], "'ward': it holds Enum"),
     "grouped": (GAUSS(2), PANDAS.groupby("site"), "got a DataFrameGroupBy; give the data frame"),
     "grouped by polars": (GAUSS(2), POLARS.group_by("site"), "got a GroupBy; give the data frame"),
     "one name twice": (
@@ -168,8 +183,8 @@ REFUSED: dict[str, tuple[Any, Any, str]] = {
         "two columns of one name, 'x'",
     ),
     "a dict of columns": (GAUSS(2), {"a": [1.0, 2.0], "b": [3.0, 4.0]}, "this one holds columns"),
-    "holes": (GAUSS(2), HOLES, r"row 4, column 1\): say missing=True"),
-    "holes of a worker": (GAUSS(2), {"a": HOLES}, "worker 'a': .*say missing=True"),
+    "holes": (GAUSS(2), HOLES, "row 4, column 1: it contains NaN: say missing=True"),
+    "holes of a worker": (GAUSS(2), {"a": HOLES}, "worker 'a', row 4, .*say missing=True"),
     "holes of a mixture": (emfed.FederatedMixture(2, missing=False), HOLES, "say missing=True"),
     "holes of k-means": (emfed.FederatedKMeans(2), HOLES, "fill them in first"),
     "one category": (
@@ -190,8 +205,8 @@ def test_what_cannot_be_used_is_refused_by_name(name: str) -> None:
 def test_the_same_is_refused_by_fit() -> None:
     for data, words in (
         (PANDAS.groupby("site"), "the data: got a DataFrameGroupBy"),
-        (PANDAS[["age", "ward"]], "column 'ward' holds"),
-        (SAME["polars enum"][["age", "ward"]], "column 'ward' holds Enum"),
+        (PANDAS[["age", "ward"]], "column 'ward': it holds"),
+        (SAME["polars enum"][["age", "ward"]], "column 'ward': it holds Enum"),
         (HOLES, "takes missing values with missing=True"),
     ):
         with pytest.raises(emfed.DataError, match=words):

@@ -122,7 +122,7 @@ def test_follow_em_is_refused_where_it_would_do_nothing(algorithm: Any) -> None:
 
 def test_workers_with_bad_tables_are_named() -> None:
     holes = np.where(ROWS[:9] > 2, np.nan, ROWS[:9])
-    for bad, words in ((ROWS[:0], "worker 'b' has no rows"), (holes, "worker 'b': .*NaN")):
+    for bad, words in ((ROWS[:0], "worker 'b' has no rows"), (holes, "(?s)worker 'b'.*NaN")):
         with pytest.raises(emfed.DataError, match=words):
             estimator().fit({"a": ROWS, "b": bad})
 
@@ -158,7 +158,7 @@ def test_infinity_is_refused_by_row_and_column(shape: Any, missing: bool, column
     rows[7, column] = -np.inf
     table = shape(rows) if shape is np.asarray else shape(dict(zip(NAMES, rows.T, strict=True)))
     name = column if shape is np.asarray else repr(NAMES[column])
-    with pytest.raises(emfed.DataError, match=rf"infinity \(the first in row 7, column {name}\)"):
+    with pytest.raises(emfed.DataError, match=f"row 7, column {name}: it contains infinity"):
         estimator(missing=missing).fit(table, groups=SITES)
 
 

@@ -13,6 +13,7 @@ from sklearn.utils.validation import check_array, validate_data
 
 from emfed.core.errors import DataError
 from emfed.core.protocols import FloatArray
+from emfed.data.faults import FaultReport, Faults, FaultyTable, TableFault
 from emfed.data.placing import Streamed
 from emfed.data.reading import (
     ENCODE,
@@ -20,11 +21,12 @@ from emfed.data.reading import (
     check_columns_differ,
     check_kind,
     codes,
+    column_order,
     column_values,
     frame_values,
     is_frame,
-    is_numeric,
     levels,
+    not_numbers,
 )
 from emfed.data.sources import ParquetRows, Source, chunks
 from emfed.data.tables import Workers
@@ -132,77 +134,77 @@ def read_rows(estimator: Any, X: Any, *, reset: bool, missing: bool, where: str 
             return validate_data(estimator, X, reset=reset, **options)
         values = X
         if is_frame(X):
-            values = frame_values(X, where, known, _advice(estimator, X))
+            values = frame_values(X, where, known, _advice(estimator))
         elif np.ndim(X) == 2:
             values = _array_values(X, where, known)
         validate_data(estimator, X, reset=reset, skip_check_array=True)  # names and their number
         return check_array(values, estimator=estimator, input_name="X", **options)
     except ValueError as error:
-        told = _better(estimator, X, str(error), where)
-        if told is None:
+        report = _report(estimator, X, str(error), where)
+        if not report.total:
             raise
-        raise DataError(told) from None
+        raise FaultyTable(report) from None
 
 
-def _advice(estimator: Any, X: Any) -> str:
+def _advice(estimator: Any) -> str:
     """What to do about a column that holds no numbers, in the estimator's words."""
     if "families" not in estimator.get_params():
-        return ""
-    name = next((n for n in X.columns if not is_numeric(X[n])), "")
-    return f"say families={{{str(name)!r}: 'categorical'}}, {ENCODE}"
+        return ENCODE
+    return "say families={{{name!r}: 'categorical'}}, " + ENCODE
 
 
-def _better(estimator: Any, X: Any, told: str, where: str) -> str | None:
-    """scikit-learn's complaint in better words, where it names neither column nor remedy."""
-    at = "" if where == "X" else f"{where}: "
-    able = "missing" in estimator.get_params()
+def _report(estimator: Any, X: Any, told: str, where: str) -> FaultReport:
+    """What scikit-learn complains of by row and column, and what to do about it."""
+    faults = Faults()
+    missing = "missing" in estimator.get_params()
     if "contains infinity" in told:
         remedy = "drop such rows or columns"
-        if able:
+        if missing:
             remedy += ", or put NaN there and say missing=True if the value is not known"
-        return f"{at}Input X contains infinity{_first(X, np.isinf)}: {remedy}."
-    if "contains NaN" in told:
+        faults.add(_not_finite(X, where, np.isinf, "infinity", remedy))
+    elif "contains NaN" in told:
         remedy = "fill them in first, by FederatedImputer for one"
-        if able:
+        if missing:
             remedy = "say missing=True if they are missing at random"
             if getattr(estimator, "covariance_type", "full") not in ("full", "diag"):
                 remedy += " (with covariance_type 'full' or 'diag')"
-        return f"{at}{told.split('.')[0].splitlines()[0]}{_first(X, np.isnan)}: {remedy}."
-    if "could not convert string" in told and np.ndim(X) == 2:
+        faults.add(_not_finite(X, where, np.isnan, "NaN", remedy))
+    elif "could not convert string" in told and np.ndim(X) == 2:
         for column, values in enumerate(np.asarray(X, dtype=object).T):
-            for value in values:
-                if isinstance(value, str) and not _reads(value):
-                    how = ENCODE.partition(",")[0]
-                    if "families" in estimator.get_params():
-                        how = f"say families={{{column}: 'categorical'}}, or {how}"
-                    return f"{where}: column {column} holds {value[:40]!r}, not numbers; {how}."
-    return None
+            numbers = np.array([_as_number(value) for value in values], dtype=object)
+            report = not_numbers(numbers, where, column, _advice(estimator))
+            faults.add(report.faults)
+    return faults.report()
 
 
-def _reads(text: str) -> bool:
+def _as_number(value: Any) -> Any:
+    """Text as the number that it is written for; what is none stays."""
     try:
-        float(text)
-    except ValueError:
-        return False
-    return True
+        return float(value)
+    except (TypeError, ValueError):
+        return value
 
 
-def _first(X: Any, wrong: Callable[[Any], Any]) -> str:
-    """Where the first value is that is ``wrong``."""
-    names = list(getattr(X, "columns", range(np.shape(X)[1] if np.ndim(X) == 2 else 0)))
-    for name in names:
-        values = column_values(X[name], "") if is_frame(X) else np.asarray(X)[:, name]
+def _not_finite(
+    X: Any, where: str, wrong: Callable[[Any], Any], what: str, remedy: str
+) -> Iterator[TableFault]:
+    """The first value of each column that is ``wrong``, and how many there are."""
+    for name in getattr(X, "columns", range(np.shape(X)[1] if np.ndim(X) == 2 else 0)):
+        values = column_values(X[name], where) if is_frame(X) else np.asarray(X)[:, name]
         found = np.flatnonzero(wrong(np.asarray(values, dtype=np.float64)))
         if len(found):
-            return f" (the first in row {found[0]}, column {name!r})"
-    return ""
+            column = str(name) if is_frame(X) else int(name)
+            row, times = int(found[0]), len(found)
+            yield TableFault(where, f"it contains {what}", remedy, None, row, column, None, times)
 
 
 def _array_values(X: Any, where: str, known: Categories) -> Any:
     """An array with its columns of categories as codes, the others as they are."""
-    out = np.array(X, dtype=object)
+    out, faults = np.array(X, dtype=object), Faults()
     for column, names in known.items():
-        out[:, column] = codes(out[:, column], names, f"{where}: column {column}")
+        with faults.collecting():
+            out[:, column] = codes(out[:, column], names, where, column)
+    faults.check()
     return out
 
 
@@ -239,12 +241,7 @@ def same_columns(table: Any, first: Any, where: str) -> Any:
         raise DataError(f"{where}: some workers name their columns, others do not.")
     if names is None or these is None or list(names) == list(these):
         return table
-    missing = [name for name in names if name not in list(these)]
-    extra = [name for name in these if name not in list(names)]
-    if missing or extra:
-        raise DataError(
-            f"{where}: expected the columns {list(names)}; missing {missing}, extra {extra}."
-        )
+    column_order(list(these), list(names), where)
     return table[list(names)]
 
 
@@ -320,17 +317,19 @@ def _read_tables(estimator: Any, X: Any, reset: bool, missing: bool) -> dict[Any
         for label, table in zip(labels, tables, strict=True)
     ]
     estimator._read_families(tables, reset)
-    rows = {}
+    rows, faults = {}, Faults()
     for position, (label, table) in enumerate(zip(labels, tables, strict=True)):
         where = f"worker {str(label)!r}"
         if getattr(table, "shape", (1,))[0] == 0:
             raise DataError(f"{where} has no rows; expected at least one: leave out what is empty.")
         first = reset and position == 0
         try:
-            rows[label] = read_rows(estimator, table, reset=first, missing=missing, where=where)
+            with faults.collecting():
+                rows[label] = read_rows(estimator, table, reset=first, missing=missing, where=where)
         except ValueError as error:  # scikit-learn's words, which know no workers
             told = str(error)
             raise DataError(told if told.startswith(where) else f"{where}: {told}") from error
+    faults.check()
     return rows
 
 
