@@ -88,7 +88,10 @@ def test_errors_are_one_line_with_an_exit_code(counts: Path) -> None:
     out = ["--out", str(counts.parent / "o"), "--observer", "who"]
     done = emfed_command("impute", str(counts), "--family", "poisson", *out)
     assert done.returncode == 1
-    assert "line 5: the value is not a whole number >= 0 (got '-3')" in done.stderr
+    assert (
+        "line 5, column 'count': '-3' is no whole number >= 0: mend it; --skip-bad leaves"
+        in done.stderr
+    )
     fine = emfed_command(
         "impute", str(counts), "--skip-bad", "--rank", "0", "--draws", "20", "--json", *out
     )

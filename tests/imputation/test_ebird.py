@@ -128,7 +128,9 @@ def test_what_it_says_of_a_file_that_will_not_do(observations: Path, tmp_path: P
     with pytest.raises(emfed.DataError, match="no column 'COMMON NAME'"):
         read_ebird(write(tmp_path / "x.txt", [], ["SPECIES"]))
     bad = write(tmp_path / "bad.txt", [line("S1", "3"), line("S2", "2", date="May 2019")])
-    with pytest.raises(emfed.DataError, match="line 3: the date is not one .*got 'May 2019'"):
+    with pytest.raises(
+        emfed.DataError, match="line 3, column 'OBSERVATION DATE': 'May 2019' is no date"
+    ):
         read_ebird(bad)
     with pytest.warns(emfed.EmfedWarning, match="left out"):
         assert read_ebird(bad, bad_rows="skip").intake.bad == {"date": 1}

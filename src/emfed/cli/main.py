@@ -416,7 +416,7 @@ def _tell_faults(report: Any, as_json: bool) -> NoReturn:
         typer.echo(json.dumps({"error": "faults", **report.as_json()}))
     lines = str(report).split("\n")
     for number, line in enumerate(lines):
-        typer.echo(f"{'' if number else 'emfed: '}{spoken(line)}", err=True)
+        typer.echo(f"{'' if number else 'emfed: '}{line}", err=True)
     sys.exit(EXIT_ERROR)
 
 

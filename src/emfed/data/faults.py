@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
-from typing import Any, final
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Self, final
 
 from emfed.core.errors import DataError
+from emfed.core.wording import Face
 
 SHOWN = 10
 """Faults that a message shows; a screen has some 25 lines. No measurement chose it."""
@@ -148,6 +149,13 @@ class FaultyTable(DataError):
 
     def __reduce__(self) -> Any:
         return type(self), (self.report,)
+
+    def on(self, face: Face) -> Self:
+        """The same error with settings by the names that this face has for them."""
+        faults = tuple(replace(fault, hint=face(fault.hint)) for fault in self.report.faults)
+        self.report = replace(self.report, faults=faults)
+        self.args = (str(self.report), *self.args[1:])
+        return self
 
 
 @final

@@ -167,6 +167,34 @@ def open_file(path: Path, form: TextForm = PLAIN) -> FileCells:
     return open_cells(path if kind == "parquet" else path.read_bytes(), kind, str(path), form)
 
 
+def scan_file(path: Path) -> tuple[Any, int | None]:
+    """A lazy frame of a file of any size, its text cells as text, and the line of the first row.
+
+    Columns are parted by what the first line has of a comma, a semicolon and a tab; where it is a
+    semicolon, a comma is a decimal point. Tab-separated files quote nothing, as eBird's do not.
+    """
+    import polars as pl
+
+    kind = path.name.lower().removesuffix(".gz").rpartition(".")[2]
+    if kind not in ("csv", "tsv", "txt", "parquet"):
+        hint = "expected a .csv, .tsv, .txt or .parquet file"
+        raise refuse(str(path), "a file of an unknown kind", hint)
+    if not path.is_file():
+        raise refuse(str(path), "there is no such file", "look at the name and the folder")
+    if kind == "parquet":
+        return pl.scan_parquet(path, glob=False), None
+    separator = "\t"
+    if kind == "csv":
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            first = file.readline(1 << 16)
+        separator = next((mark for mark in ",;\t" if mark.encode() in first), ",")
+    quote = None if separator == "\t" else '"'
+    frame = pl.scan_csv(path, separator=separator, infer_schema=False, quote_char=quote, glob=False)
+    if separator == ";":
+        frame = frame.with_columns(pl.all().str.replace(r"^(\s*[-+]?\d+),(\d+\s*)$", "${1}.${2}"))
+    return frame, FIRST_LINE
+
+
 def open_bytes(content: bytes, form: TextForm = PLAIN, where: str = "the input") -> FileCells:
     """Read the cells of a file from its bytes, whose format the first of them tell."""
     if not content:

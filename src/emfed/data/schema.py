@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, final
 
 from emfed.core.errors import SettingsError
+from emfed.core.wording import Setting, Wording
 from emfed.data.files import PLAIN, TextForm
 
 MISSING = ("", "NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "null", "NULL", "None")
@@ -171,10 +172,13 @@ def _marked(cell: str, form: TextForm) -> tuple[str, str] | None:
     plain = whole + "".join(groups)
     if len(groups) > 1:
         return between, f"write {plain}"
-    other = "say --decimal ," if mark == "," else "leave --decimal out"
+    other: Any = "leave {} out", Setting("decimal")
+    if mark == ",":
+        other = "say {}", Setting("decimal", ",")
     if len(groups[0]) == 3 and len(whole) <= 3:
         return (
             f"may be the number {plain} or {whole}.{groups[0]}",
-            f"write {plain} if it is the first; {other} if it is the second",
+            Wording("write {} if it is the first; {} if it is the second", plain, Wording(*other)),
         )
-    return f"has a decimal {word}", f"{other} (or write it with a {form.decimal!r})"
+    hint = Wording("{} (or write it with a {!r})", Wording(*other), form.decimal)
+    return f"has a decimal {word}", hint

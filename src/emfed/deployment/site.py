@@ -95,6 +95,7 @@ def prepare(
         form=form,
         leave_out=columns is None,
         otherwise="leave it out of --columns",
+        if_wrong="write it as a number, or leave it empty if it is not known",
     )
     table = read(file, schema)
     about = {"columns": list(table.columns or ()), "left_out": dict(table.left_out)}

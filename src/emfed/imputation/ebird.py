@@ -17,7 +17,7 @@ from typing import Any, final
 from emfed.core.errors import DataError, SettingsError
 from emfed.core.wording import Setting, Wording
 from emfed.imputation.families import CellFamily, as_family
-from emfed.imputation.intake import ReadSettings, collect, columns_in, reduce_records, scan
+from emfed.imputation.intake import Origin, ReadSettings, collect, columns_in, reduce_records, scan
 from emfed.imputation.table import FieldTable, IntakeReport
 
 _PLACE = ("COUNTRY", "COUNTRY CODE", "STATE", "STATE CODE")
@@ -216,7 +216,9 @@ def read_ebird(
     kept, seen, extra = _observations(frame, family, complete, effort)
     if sampling is not None:
         kept, extra = _with_absences(kept, (sampling, region), seen, extra, effort)
-    return reduce_records(kept, settings, "line", extra)
+    called = {"site": "LOCALITY ID", "date": "OBSERVATION DATE", "value": _COUNT}
+    called |= {"observer": "OBSERVER ID", "worker": "OBSERVER ID"}
+    return reduce_records(kept, settings, Origin(str(observations), True, called), extra)
 
 
 def _check_format(path: str | Path, names: Sequence[str]) -> None:

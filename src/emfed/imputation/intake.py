@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import gzip
 import logging
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, final
@@ -15,6 +14,9 @@ import numpy as np
 from emfed.core.configuration import check_keys
 from emfed.core.errors import DataError, EmfedWarning, SettingsError
 from emfed.core.wording import ByFace, Setting, Wording
+from emfed.data.faults import Faults, TableFault
+from emfed.data.files import scan_file
+from emfed.data.schema import ColumnKind, as_number, is_kind, plain_text
 from emfed.imputation.bins import EPOCH, Bins, Unit, check_unit, ordinal
 from emfed.imputation.effort import Effort, effort_parts, fit_effort
 from emfed.imputation.families import DEFAULT_FAMILY, CellFamily, GaussianCells, as_family
@@ -23,18 +25,36 @@ from emfed.imputation.table import FieldTable, Grid, IntakeReport, build_table
 from emfed.models.observers import COLUMNS as SKILL_COLUMNS
 
 logger = logging.getLogger(__name__)
-_MISSING = ("", "NA", "NaN", "nan", "null", "None")
 _SHOWN = 5
-"""Bad rows that a message shows."""
-_REASONS = {
-    "site": "the site is missing",
-    "observer": "the observer is missing",
-    "worker": "the worker is missing",
-    "date": "the date is not one (year first: 2004-07-31, 2004-07 or 2004; a whole number goes "
-    "with bins of index)",
-    "value": "the value is not {expected}",
-    "exposure": "the exposure is not a number > 0",
-}
+"""Bad rows that the report of what was read keeps."""
+_DATES = Wording(
+    "write the year first: 2004-07-31, 2004-07 or 2004; a whole number goes with {}",
+    Setting("bins", "index"),
+)
+
+
+@final
+@dataclass(frozen=True)
+class Origin:
+    """Where records came from, as their faults name it."""
+
+    file: str
+    lines: bool
+    """Whether rows have lines; else they are counted from 0."""
+    columns: Mapping[str, str]
+    """The columns that hold site, date, value, observer, worker and exposure."""
+
+    def fault(self, reason: str, row: int, cell: str | None, times: int, family: CellFamily) -> Any:
+        """What is wrong with a record, whose place is ``row``."""
+        advice, problem = "fill it in", f"the {reason} is missing"
+        if cell is not None:
+            kinds = {"date": "date", "value": family.expected.removeprefix("a ")}
+            problem = f"is no {kinds.get(reason, 'number > 0')}"
+            advice = _DATES if reason == "date" else "mend it"
+        hint = Wording("{}; {} leaves such rows out", advice, Setting("bad_rows", "skip"))
+        line, place = (row, None) if self.lines else (None, row)
+        column = self.columns.get(reason, reason)
+        return TableFault(self.file, problem, hint, line, place, column, cell, times)
 
 
 @final
@@ -208,8 +228,8 @@ def read_records(source: Any, columns: ColumnNames | None = None, **options: Any
     <FieldTable of 2 sites x 2 months, 2 workers, 3 cells, 3 records>
     """
     settings = ReadSettings.read(options)
-    named, unit = _named(source, columns or ColumnNames(), settings)
-    return reduce_records(named, settings, unit)
+    named, origin = _named(source, columns or ColumnNames(), settings)
+    return reduce_records(named, settings, origin)
 
 
 def observer_rows(
@@ -246,8 +266,8 @@ def observer_rows(
     import polars as pl
 
     settings = ReadSettings.read({**options, "bins": grid.bins.unit, "family": grid.family})
-    named, unit = _named(source, columns or ColumnNames(), settings)
-    _, good, *_ = _prepared(named, settings, unit, None)
+    named, origin = _named(source, columns or ColumnNames(), settings)
+    _, good, *_ = _prepared(named, settings, origin, None)
     cells = _by_observer(good, grid.family)
     places = {name: number for number, name in enumerate(grid.sites)}
     unknown = [name for name in cells["site"] if name not in places]
@@ -260,8 +280,10 @@ def observer_rows(
     return pl.DataFrame(rows, schema=list(SKILL_COLUMNS)).sort(SKILL_COLUMNS[:3])
 
 
-def _named(source: Any, columns: ColumnNames, settings: ReadSettings) -> tuple[Any, str]:
-    """The columns that `reduce_records` takes, and what a line is called."""
+def _named(source: Any, columns: ColumnNames, settings: ReadSettings) -> tuple[Any, Origin]:
+    """The columns that `reduce_records` takes, and where they came from."""
+    import polars as pl
+
     family = as_family(settings.family)
     if columns.exposure is not None and not family.counts:
         raise SettingsError(
@@ -274,7 +296,7 @@ def _named(source: Any, columns: ColumnNames, settings: ReadSettings) -> tuple[A
         raise SettingsError(
             Wording("{} needs a column of observers: name it.", Setting("observer_effects", True))
         )
-    frame, unit = scan(source, columns.names(), columns.value)
+    frame, lines = scan(source, columns.names(), columns.value)
     named = frame.select(
         "line",
         site=_text(columns.site),
@@ -282,7 +304,7 @@ def _named(source: Any, columns: ColumnNames, settings: ReadSettings) -> tuple[A
         value=_text(columns.value),
         observer=_text(columns.observer or columns.holder),
         worker=_text(columns.holder),
-        exposure=_number(columns.exposure) if columns.exposure else _one(),
+        exposure=_number(columns.exposure) if columns.exposure else pl.lit(1.0),
         **{f"effort {name}": _effort(name) for name in columns.effort},
     )
     if columns.effort and family.quadratic:
@@ -290,17 +312,22 @@ def _named(source: Any, columns: ColumnNames, settings: ReadSettings) -> tuple[A
             "effort goes with families of counts (poisson) and with bernoulli, not with "
             f"{family.describe().get('scale', family.name)}."
         )
-    return named, unit
+    date = columns.date if isinstance(columns.date, str) else " and ".join(columns.date)
+    called = {"site": columns.site, "date": date, "value": columns.value}
+    called |= {"observer": columns.observer or columns.holder, "worker": columns.holder}
+    called |= {"exposure": columns.exposure or "exposure"}
+    file = str(source) if isinstance(source, (str, Path)) else "the table"
+    return named, Origin(file, lines, called)
 
 
-def scan(source: Any, names: Sequence[str], value: str | None = None) -> tuple[Any, str]:
-    """A lazy frame of the columns named, with ``line``, and what a line is called."""
+def scan(source: Any, names: Sequence[str], value: str | None = None) -> tuple[Any, bool]:
+    """A lazy frame of the columns named, with ``line``, and whether rows have lines."""
     import polars as pl
     from polars.exceptions import PolarsError
 
-    unit = "row"
+    first: int | None = None
     if isinstance(source, (str, Path)):
-        frame, unit = _from_file(Path(source))
+        frame, first = scan_file(Path(source))
     elif isinstance(source, pl.LazyFrame):
         frame = source
     elif isinstance(source, pl.DataFrame):
@@ -321,8 +348,7 @@ def scan(source: Any, names: Sequence[str], value: str | None = None) -> tuple[A
         raise DataError(_absence(value if value in absent else absent[0], present, value))
     if "line" in names:
         raise DataError("a column called 'line' cannot be used: rename it first.")
-    first = 2 if unit == "line" else 0
-    return frame.select(*names).with_row_index("line", offset=first), unit
+    return frame.select(*names).with_row_index("line", offset=first or 0), first is not None
 
 
 def _absence(name: str | None, present: Sequence[str], value: str | None) -> str:
@@ -357,36 +383,7 @@ def _absence(name: str | None, present: Sequence[str], value: str | None) -> str
 
 def columns_in(path: str | Path) -> list[str]:
     """The names of a file's columns."""
-    return list(_from_file(Path(path))[0].collect_schema().names())
-
-
-def _from_file(path: Path) -> tuple[Any, str]:
-    """A lazy frame, and what one of its lines is called."""
-    import polars as pl
-
-    suffix = Path(path.stem).suffix if path.suffix == ".gz" else path.suffix
-    if suffix.lower() not in (".csv", ".tsv", ".txt", ".parquet"):
-        raise DataError(f"{path}: expected a .csv, .tsv, .txt or .parquet file.")
-    if not path.is_file():
-        raise DataError(f"{path}: there is no such file.")
-    if suffix.lower() == ".parquet":
-        return pl.scan_parquet(path), "row"
-    comma = _separator(path) if suffix.lower() == ".csv" else "\t"
-    quote = None if comma == "\t" else '"'
-    # Every column as text: a bad entry must be named, not guessed away.
-    frame = pl.scan_csv(path, separator=comma, infer_schema=False, quote_char=quote)
-    if comma == ";":  # where columns are parted by semicolons, a comma is a decimal point
-        frame = frame.with_columns(pl.all().str.replace(r"^(\s*[-+]?\d+),(\d+\s*)$", "${1}.${2}"))
-    return frame, "line"
-
-
-def _separator(path: Path) -> str:
-    """A comma, unless the first line of a CSV has none and has semicolons or tabs."""
-    opened = gzip.open if path.suffix == ".gz" else open
-    with opened(path, "rb") as file:
-        first = file.readline(1 << 16)
-    found = [mark for mark in (",", ";", "\t") if mark.encode() in first]
-    return found[0] if found else ","
+    return list(scan_file(Path(path))[0].collect_schema().names())
 
 
 def _from_pandas(source: Any, names: Sequence[str]) -> Any:
@@ -406,13 +403,13 @@ def _from_pandas(source: Any, names: Sequence[str]) -> Any:
 
 
 def reduce_records(
-    frame: Any, settings: ReadSettings, unit: str, extra: IntakeReport | None = None
+    frame: Any, settings: ReadSettings, origin: Origin, extra: IntakeReport | None = None
 ) -> FieldTable:
     """Checked rows (line, site, date, value, observer, worker, exposure) to a table."""
     import polars as pl
 
     family = as_family(settings.family)
-    rows, good, intake, effort = _prepared(frame, settings, unit, extra)
+    rows, good, intake, effort = _prepared(frame, settings, origin, extra)
     every = collect(rows.select("site").unique()).drop_nulls()["site"].sort()
     good, skill = _with_skill(good, every, settings)
     told = () if effort is None else tuple(f"effort {name}" for name in effort.names)
@@ -487,7 +484,7 @@ def _with_skill(good: Any, every: Any, settings: ReadSettings) -> tuple[Any, Obs
 
 
 def _prepared(
-    frame: Any, settings: ReadSettings, unit: str, extra: IntakeReport | None
+    frame: Any, settings: ReadSettings, origin: Origin, extra: IntakeReport | None
 ) -> tuple[Any, Any, IntakeReport, Effort | None]:
     """All rows, those that count with their time and effort, what became of them, and effort."""
     import polars as pl
@@ -499,10 +496,10 @@ def _prepared(
             day = _day(bound, text)
             inside = pl.col("day") >= day if bound == "since" else pl.col("day") <= day
             rows = rows.filter(inside | pl.col("day").is_null())
-    intake = _count(rows, family, settings.bad_rows == "skip", unit, extra or IntakeReport(0, 0))
+    intake = _count(rows, family, settings.bad_rows == "skip", origin, extra or IntakeReport(0, 0))
     good = rows.filter(pl.col("reason").is_null() & ~pl.col("missing"))
     if settings.duplicates == "raise":
-        _refuse_duplicates(good, unit)
+        _refuse_duplicates(good, "line" if origin.lines else "row")
     _refuse_two_workers(good)
     _advise_bins(good, settings.bins)
     number = ordinal(pl.col("day"), settings.bins)
@@ -608,20 +605,11 @@ def collect(frame: Any) -> Any:
 def _text(name: str) -> Any:
     import polars as pl
 
-    text = pl.col(name).cast(pl.String).str.strip_chars()
-    return pl.when(text.is_in(_MISSING)).then(None).otherwise(text)
+    return plain_text(pl.col(name))
 
 
 def _number(name: str) -> Any:
-    import polars as pl
-
-    return _text(name).cast(pl.Float64, strict=False)
-
-
-def _one() -> Any:
-    import polars as pl
-
-    return pl.lit(1.0)
+    return as_number(_text(name))
 
 
 def _date(name: str | tuple[str, str]) -> Any:
@@ -657,41 +645,23 @@ def _checked(frame: Any, family: CellFamily, unit: Unit) -> Any:
         .then(whole + "-01")
         .otherwise(whole)
     )
-    number = pl.col("value").cast(pl.Float64, strict=False)
-    wrong = number.is_null() | ~number.is_finite()
-    if family.counts:
-        wrong = wrong | (number < 0) | (number != number.round())
-    elif family.name == "bernoulli" or (
-        isinstance(family, GaussianCells) and family.scale == "log1p"
-    ):
-        wrong = wrong | (number < 0)
+    number = as_number(pl.col("value"))
+    log = isinstance(family, GaussianCells) and family.scale == "log1p"
+    limits: ColumnKind = "amount" if log or family.name == "bernoulli" else "number"
+    right = is_kind(number, "count" if family.counts else limits) & number.is_finite()
     day = padded.str.to_date("%Y-%m-%d", strict=False)
     if unit == "index":
         number_of_day = pl.col("date").cast(pl.Float64, strict=False)
         whole_number = number_of_day.is_finite() & (number_of_day == number_of_day.round())
         steps = pl.when(whole_number).then(number_of_day.cast(pl.Int64, strict=False))
         day = pl.lit(EPOCH) + pl.duration(days=steps)
-    rows = frame.with_columns(
-        day=day,
-        number=number,
-        missing=pl.col("value").is_null(),
-        wrong=wrong,
-    )
-    reason = (
-        pl.when(pl.col("site").is_null())
-        .then(pl.lit("site"))
-        .when(pl.col("observer").is_null())
-        .then(pl.lit("observer"))
-        .when(pl.col("worker").is_null())
-        .then(pl.lit("worker"))
-        .when(pl.col("day").is_null())
-        .then(pl.lit("date"))
-        .when(~pl.col("missing") & pl.col("wrong"))
-        .then(pl.lit("value"))
-        .when(~(pl.col("exposure") > 0).fill_null(False) | ~pl.col("exposure").is_finite())
-        .then(pl.lit("exposure"))
-    )
-    return rows.with_columns(reason=reason)
+    rows = frame.with_columns(day=day, number=number, missing=pl.col("value").is_null())
+    wrong = {name: pl.col(name).is_null() for name in ("site", "observer", "worker")}
+    wrong["date"] = pl.col("day").is_null()
+    wrong["value"] = ~pl.col("missing") & ~right.fill_null(value=False)
+    wrong["exposure"] = ~is_kind(pl.col("exposure"), "weight")
+    reasons = [pl.when(bad).then(pl.lit(name)) for name, bad in wrong.items()]
+    return rows.with_columns(reason=pl.coalesce(reasons))
 
 
 def _forward(family: CellFamily) -> Any:
@@ -707,7 +677,7 @@ def _forward(family: CellFamily) -> Any:
 
 
 def _count(
-    rows: Any, family: CellFamily, skip: bool, unit: str, intake: IntakeReport
+    rows: Any, family: CellFamily, skip: bool, origin: Origin, intake: IntakeReport
 ) -> IntakeReport:
     """What became of the rows; raises for bad ones unless they are to be skipped."""
     import polars as pl
@@ -726,41 +696,28 @@ def _count(
         missing=intake.missing + int(sums["missing"]),
     )
     bad = rows.filter(pl.col("reason").is_not_null())
-    reasons = collect(bad.group_by("reason").agg(pl.len())).sort("reason")
-    if reasons.height == 0:
-        return intake
-    first = collect(
-        bad.select("line", "reason", "site", "observer", "worker", "date", "value", "exposure")
+    names = ("site", "observer", "worker", "date", "value", "exposure")
+    cells = [pl.when(pl.col("reason") == n).then(pl.col(n).cast(pl.String)) for n in names]
+    each = collect(
+        bad.group_by("reason", cell=pl.coalesce(cells))
+        .agg(pl.col("line").min(), times=pl.len())
         .sort("line")
-        .head(_SHOWN)
     )
-    examples = tuple(_example(row, family, unit) for row in first.iter_rows(named=True))
-    counts = {str(reason): int(number) for reason, number in reasons.iter_rows()}
-    total = sum(counts.values())
-    told = "; ".join(_shortened(first.iter_rows(named=True), family, unit))
-    more = "; and more." if total > _SHOWN else "."
-    message = f"{total} of {intake.rows} rows cannot be used: {told}{more}"
+    if each.height == 0:
+        return intake
+    faults = Faults()
+    faults.add(
+        origin.fault(reason, line, cell, times, family)
+        for reason, cell, line, times in each.iter_rows()
+    )
     if not skip:
-        skipping = Setting("bad_rows", "skip")
-        raise DataError(Wording("{} Mend them, or use {} to leave them out.", message, skipping))
-    warnings.warn(f"{message} They were left out.", EmfedWarning, stacklevel=4)
-    return replace(intake, bad=counts, examples=examples)
-
-
-def _example(row: dict[str, Any], family: CellFamily, unit: str) -> str:
-    reason = row["reason"]
-    text = _REASONS[reason].format(expected=family.expected)
-    return f"{unit} {row['line']}: {text} (got {row[reason]!r})"
-
-
-def _shortened(rows: Iterable[dict[str, Any]], family: CellFamily, unit: str) -> Iterator[str]:
-    """The examples, each reason told once."""
-    before = set[str]()
-    for row in rows:
-        reason = row["reason"]
-        again = f"{unit} {row['line']} likewise (got {row[reason]!r})"
-        yield again if reason in before else _example(row, family, unit)
-        before.add(reason)
+        faults.check()
+    report = faults.report()
+    total = int(each["times"].sum())
+    message = f"{total} of {intake.rows} rows cannot be used, and were left out. {report}"
+    warnings.warn(message, EmfedWarning, stacklevel=4)
+    counts = dict(each.group_by("reason").agg(pl.col("times").sum()).sort("reason").iter_rows())
+    return replace(intake, bad=counts, examples=tuple(map(str, report.faults[:_SHOWN])))
 
 
 def _refuse_duplicates(rows: Any, unit: str) -> None:
