@@ -33,6 +33,7 @@ from benchmarks.ablation import bench_ablation
 from benchmarks.answer import bench_answer, commit
 from benchmarks.answer_network import bench_answer_network
 from benchmarks.cluster import bench_cluster
+from benchmarks.engine import bench_engine
 from benchmarks.esteps import bench_esteps
 from benchmarks.estimators import bench_pooled, bench_speed, bench_starts
 from benchmarks.exchange import bench_exchange
@@ -942,6 +943,14 @@ def sites(console: Console, number: int = 50) -> dict[str, Any]:
     return found
 
 
+def engine(console: Console, sites: int = 10) -> dict[str, Any]:
+    """Rounds of the exchange of sums over TLS."""
+    found = bench_engine(sites)
+    lines = [(name, f"{value:.3g}") for name, value in found.items()]
+    show(console, "Rounds of sums over TLS on this machine", ("what", "figure"), lines)
+    return found
+
+
 def exchange(
     console: Console, plans: int = 1000, first: int = 0, minutes: float = np.inf
 ) -> dict[str, Any]:
@@ -1050,6 +1059,7 @@ SECTIONS: dict[str, Callable[[Console], Any]] = {
     "sites": sites,
     "flower": flower,
     "faults": partial(faults, plans=1000),
+    "engine": engine,
     "exchange": exchange,
     "gpu": lambda console: bench_gpu(),
 }
@@ -1110,6 +1120,7 @@ def main() -> None:
             keep=arguments.keep,
             minutes=arguments.minutes,
         ),
+        "engine": partial(engine, sites=min(arguments.sites, 10)),
         "exchange": partial(
             exchange,
             plans=arguments.plans,

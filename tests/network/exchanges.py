@@ -67,7 +67,7 @@ class Toy:
     small: int = -1
     size: int = 4
 
-    def begin(self, sites: tuple[str, ...], state: bytes) -> Fit[FloatArray]:
+    def begin(self, sites: tuple[str, ...], state: bytes, place: bytes) -> Fit[FloatArray]:
         return self._fit(np.frombuffer(state) if state else np.arange(1.0, self.size + 1))
 
     def _fit(self, at: FloatArray) -> Fit[FloatArray]:
@@ -216,7 +216,7 @@ class Federation:
 
     def exact(self, program: Any = None) -> Any:
         """The same fit in one process, of exact integer sums."""
-        fit = (program or self.program).begin(self.names, b"")
+        fit = (program or self.program).begin(self.names, b"", bytes(32))
         ask, exchange = next(fit), 0
         total = float(sum(rows.total for rows in self.rows.values()))
         while True:

@@ -27,7 +27,7 @@ STEP = 2.0**-12
 class Mixture:
     """A whole fit of a mixture: opening, start, rounds, escapes."""
 
-    def begin(self, sites: tuple[str, ...], state: bytes) -> Fit[Conclusion]:
+    def begin(self, sites: tuple[str, ...], state: bytes, place: bytes) -> Fit[Conclusion]:
         settings = FitSettings(emfed.gaussian_mixture(3), seed=3)
         return follow(settings, len(sites), {"mean": (2,), "scatter": (2,)})
 

@@ -109,9 +109,9 @@ class Deployment:
             assert np.array_equal(results[0].statistics, other.statistics)
         return results[0]
 
-    def simulated(self) -> emfed.Result:
-        """The same fit in one process."""
-        settings = read_config(self.folder / "run.toml").settings.but(scores=False)
+    def simulated(self, seed: int) -> emfed.Result:
+        """The same fit in one process, from the seed that the sites agreed on."""
+        settings = read_config(self.folder / "run.toml").settings.but(scores=False, seed=seed)
         tables = {name: pl.DataFrame(self.rows[name], schema=list(NAMES)) for name in SITES}
         return fit(settings, as_workers(tables)).result
 
@@ -143,7 +143,8 @@ def test_masked_sites_write_the_model_of_the_simulation(
     deployment = deployed(2)
     deployment.start_all()
     assert set(deployment.ends().values()) == {0}, deployment.logs()
-    found, alone = deployment.statistics(), deployment.simulated()
+    found = deployment.statistics()
+    alone = deployment.simulated(found.seed)
     here, there = likelihood(found, deployment), likelihood(alone, deployment)
     assert here == pytest.approx(there, abs=2e-6)
     assert found.converged
@@ -173,7 +174,8 @@ def test_a_relay_and_a_site_that_are_killed_go_on_where_they_were(
     assert len(kinds) > length
     assert kinds.count(StatementKind.HELLO) >= 6
     assert StatementKind.CHANGE not in kinds
-    found, alone = deployment.statistics(), deployment.simulated()
+    found = deployment.statistics()
+    alone = deployment.simulated(found.seed)
     here, there = likelihood(found, deployment), likelihood(alone, deployment)
     assert here == pytest.approx(there, abs=2e-6)
 

@@ -162,7 +162,7 @@ class OwnerTerms:
                 f"an analyst chose {chosen} numbers in the settings, and the owner allows "
                 f"{self._largest_choices} (largest_choices in its rules): ask with words alone."
             )
-        settings = settings_of(about)
+        settings = settings_of(about, masked)
         rules.check_privacy(settings.privacy)
         if settings.privacy is not None:
             raise FederationError("private fits do not run on this exchange yet.")

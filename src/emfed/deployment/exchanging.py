@@ -1,4 +1,4 @@
-"""Processes of the exchange of sums: a relay alone, a relay with an analyst, and a site.
+"""Processes of the exchange of sums: a relay with an analyst, and a site.
 
 They are not behind `emfed serve` and `emfed join` yet.
 """
@@ -177,16 +177,6 @@ def follow_as_site(
         return thread.end
 
 
-def serve_relay(
-    host: str, port: int, keys: Path, folder: Path, make: Callable[..., Relay] = Relay
-) -> RelayServer:
-    """A relay; close it to end."""
-    sites, _ = read_site_keys(keys)
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    members = KnownMembers(sites, keys / "ca.pem")
-    return RelayServer(host, port, keys, members, folder / FILE, make)
-
-
 def document_of(config: Config) -> dict[str, Any]:
     """What a configuration asks for, as all members are told."""
     if config.settings.epsilon is not None:
@@ -194,7 +184,7 @@ def document_of(config: Config) -> dict[str, Any]:
     fit = {name: value for name, value in config.said["fit"].items() if name != "scores"}
     about = {"model": config.said["model"], "algorithm": config.said["algorithm"], "fit": fit}
     document = {**about, "columns": config.said["columns"]}
-    settings_of(document)  # whatever is wrong with it is said here
+    settings_of(document, config.masked())  # whatever is wrong with it is said here
     return json.loads(json.dumps(document))
 
 
@@ -224,7 +214,7 @@ def serve_fit(
                 "back, or give the new one a folder and an output of its own."
             )
         show = (lambda record: report("round", progress(record)),)
-        return FitProgram(settings_of(document), show)
+        return FitProgram(settings_of(document, agreement.masked), show)
 
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     with alone(folder / "serve.lock") as mine:
@@ -232,7 +222,8 @@ def serve_fit(
             raise EmfedError(f"another server works in {folder}.")
         watcher = _Told(config.place("output") / MODEL, report)
         watcher.act = _begins(config.sites.expected)
-        with serve_relay(config.server.host, config.server.port, keys, folder, make) as server:
+        host, port = config.server.host, config.server.port
+        with RelayServer(host, port, keys, members, folder / FILE, make) as server:
 
             def member(store: MemberStore) -> Follower:
                 return Follower(signer, members, store, Consent(accept), settings=settings)

@@ -31,7 +31,7 @@ PLACE = "the settings"
 """What errors call the document."""
 
 
-def settings_of(program: Mapping[str, Any]) -> FitSettings:
+def settings_of(program: Mapping[str, Any], masked: bool) -> FitSettings:
     """What a document says in words; the columns are named, since members without rows follow."""
     known = ("model", "algorithm", "fit", "columns")
     if set(program) != set(known):
@@ -41,7 +41,7 @@ def settings_of(program: Mapping[str, Any]) -> FitSettings:
         raise SettingsError(f"{PLACE} name no columns: write them into [sites] columns.")
     settings = read_words(
         program["model"], program["algorithm"], program["fit"], PLACE, columns=tuple(columns)
-    )
+    ).but(masks=masked)
     return of_named_columns(settings, tuple(columns))
 
 
@@ -69,7 +69,7 @@ class Reached:
             "algorithm": settings.method(sites).describe(),
             "participation": settings.who().describe(),
             "limits": {name: v for name, v in vars(course.stop).items() if v is not None},
-            "masks": True,
+            "masks": bool(settings.masks),
         }
         # Sites tell the sum of their rows alone: these are equal shares of it.
         shares = np.diff(np.linspace(0, outcome.pooled.count, sites + 1).round()).astype(np.int64)
@@ -111,9 +111,12 @@ class FitProgram:
     ) -> None:
         self._settings, self._callbacks, self._opened = settings, callbacks, opened
 
-    def begin(self, sites: tuple[str, ...], state: bytes) -> Fit[Reached]:
-        """The fit of an epoch over these sites."""
+    def begin(self, sites: tuple[str, ...], state: bytes, place: bytes) -> Fit[Reached]:
+        """The fit of an epoch over these sites; under masks nobody chooses its seed alone."""
         settings = _going_on(self._settings, state) if state else self._settings
+        if settings.masks:
+            word = hashlib.sha256(b"emfed seed\0" + place + str(settings.seed).encode())
+            settings = settings.but(seed=int.from_bytes(word.digest()[:4], "little"))
         course = Chronicle(settings, Ledger(len(sites), sites), self._callbacks)
         model = settings.candidates()[0]
         assert settings.columns is not None

@@ -86,8 +86,11 @@ LARGEST_OFFER = 1 << 20
 class Program(Protocol):
     """What members follow: made of settings that the owner's rules accepted."""
 
-    def begin(self, sites: tuple[str, ...], state: bytes) -> Fit[Any]:
-        """The fit of an epoch over these sites; ``state`` is empty in the first one."""
+    def begin(self, sites: tuple[str, ...], state: bytes, place: bytes) -> Fit[Any]:
+        """The fit of an epoch over these sites; ``state`` is empty in the first one.
+
+        ``place`` are 32 bytes that nobody chose alone: the head of the chain after all hellos.
+        """
 
     def state(self, reached: Any) -> bytes:
         """What the next epoch begins with; ``reached`` is None if nothing was."""
@@ -583,7 +586,7 @@ class Follower:
         if self._is_site and self.name not in about.members:
             return
         self._states[head] = self._keys.state
-        fit = self._program.begin(about.members, self._keys.state)
+        fit = self._program.begin(about.members, self._keys.state, head)
         self._followed = _Followed(fit)
         self._followed.begin()
         for place in range(about.began, len(about)):
