@@ -16,13 +16,14 @@ from emfed.core.errors import EmfedError
 from emfed.core.sums import FloatArray
 from emfed.network.exchange.member import Ended, Follower, MemberStore
 from emfed.network.exchange.records import DiskTrouble, RecordFile
+from emfed.network.exchange.statements import LARGEST_MESSAGE
 from emfed.network.exchange.transcript import Stage
 
 logger = logging.getLogger(__name__)
 TICK = 0.5
 """Seconds between two looks at the clock."""
-MOST_WAITING = 64
-"""Messages that wait to be read: more are lost, as they may be, and are handed out again."""
+MOST_WAITING = 16
+"""Hand-outs that wait to be read: more are lost, as they may be, and are handed out again."""
 DISK_PAUSE = 10.0
 """Seconds before a member that could not write tries again."""
 FAREWELL = 15.0
@@ -91,16 +92,19 @@ class MemberThread:
     def stop(self) -> None:
         """End soon: what is on the disk is whole at any moment."""
         self._stop.set()
-        self._put(lambda follower: [])
+        self._lose(lambda follower: [])
         self._thread.join(5.0)
 
     def received(self, data: bytes) -> None:
         """A hand-out of the relay has come."""
-        self._put(lambda follower: follower.receive(data, time.monotonic()))
+        if len(data) > LARGEST_MESSAGE:
+            logger.warning("a hand-out of %d bytes is not read", len(data))
+            return
+        self._lose(lambda follower: follower.receive(data, time.monotonic()))
 
     def connected(self) -> None:
         """There is a relay to speak to: say again what it may not have heard."""
-        self._put(lambda follower: follower.again(time.monotonic()))
+        self._lose(lambda follower: follower.again(time.monotonic()))
 
     def order(self, word: str, argument: str = "") -> None:
         """Ask for an order to enter the transcript."""
@@ -109,9 +113,9 @@ class MemberThread:
             follower.order(word, argument)
             return follower.tick(time.monotonic())
 
-        self._put(say)
+        self._inbox.put(say)
 
-    def _put(self, act: Callable[[Follower], list[bytes]]) -> None:
+    def _lose(self, act: Callable[[Follower], list[bytes]]) -> None:
         try:
             self._inbox.put_nowait(act)
         except queue.Full:
@@ -183,7 +187,7 @@ class MemberThread:
                 values: FloatArray = job()
             except Exception as error:
                 refusal = error
-                self._put(lambda one: one.fail(str(refusal), time.monotonic()))
+                self._inbox.put(lambda one: one.fail(str(refusal), time.monotonic()))
                 if not isinstance(error, EmfedError):
                     logger.exception("a pass over the rows failed")
                 return

@@ -14,7 +14,7 @@ from websockets.exceptions import ConnectionClosed
 
 from emfed.network.exchange.records import DiskTrouble, RecordFile
 from emfed.network.exchange.relay import Relay
-from emfed.network.exchange.statements import Roster, is_post_of
+from emfed.network.exchange.statements import LARGEST_MESSAGE, Roster, is_post_of
 from emfed.network.websocket.background import ServerLine
 from emfed.network.websocket.greeting import MISUSE, Refused
 from emfed.network.websocket.reception import Reception, SiteCall
@@ -140,7 +140,9 @@ class RelayServer(Reception[_MemberLink]):
             async for post in link.line:
                 if self._links.get(link.name) is not link:
                     return
-                if not isinstance(post, bytes) or not is_post_of(link.name, post):
+                if not isinstance(post, bytes) or len(post) > LARGEST_MESSAGE:
+                    raise Refused(MISUSE, "sent what is no post")
+                if not is_post_of(link.name, post):
                     raise Refused(MISUSE, "sent no post of its own")
                 self._receive(post)
                 await asyncio.sleep(0)  # whoever posts without end takes turns with the others
