@@ -172,7 +172,9 @@ def write_pages(app: Any, config: Any) -> None:
     """Write what follows from the code; a page that did not change is left alone."""
     folder = Path(app.srcdir) / "generated"
     pages = {f"api/{room}.rst": _room_page(room, names) for room, names in CATALOGUE.items()}
-    pages |= {f"api/{name}.rst": _object_page(name) for name in PUBLIC.values()}
+    pages |= {
+        f"api/{name}.rst": _object_page(name) for names in CATALOGUE.values() for name in names
+    }
     pages["commands.md"] = _command_line_page()
     (folder / "api").mkdir(parents=True, exist_ok=True)
     for old in (folder / "api").iterdir():
