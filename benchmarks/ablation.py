@@ -20,6 +20,7 @@ import numpy as np
 
 import emfed
 from emfed.aggregation import coded
+from emfed.core.ledger import DIRECTIONS
 from emfed.core.sums import Ask, Sum, drive
 from emfed.data.each import EachRows
 from emfed.data.summing import HeldRows
@@ -38,6 +39,7 @@ WITHOUT: dict[str, list[tuple[Any, str, Any]]] = {
     "local steps": [(many, "LARGEST_DRIFT", 0.0)],
     "coarse innovations": [(many, "NOISE", 1e-3), (many, "NOISE_NATS", 1e-5)],
     "rounded sums down": [(many, "DOWN", 0.0), (many, "QUIET_DOWN", 0.0)],
+    "momentum": [(many, "with_momentum", lambda model, walk, ask, led: (0, led))],
     "memories": [],
     "slow memories": [(coded, "LEAST_RATE", 1.0)],
 }
@@ -88,12 +90,10 @@ def run(table: Table, without: str, start: Any, seed: int) -> dict[str, Any]:
                 return inner.model.log_likelihood(block, inner.params, weights)[:, None]
 
             value = float(held.sum(likelihood)[0]) / held.total
-            up, down = (
-                sum(way.values()) / data.size for way in (sums.carried.up, sums.carried.down)
-            )
+            up, down = (sums.counted.total(way) / data.size for way in DIRECTIONS)
             found.append((value, up, down))
-            if without == "memories" and sums.total is not None:
-                sums.total.begin_anew()
+            if without == "memories":
+                sums.kept.clear()
         return sums(ask)
 
     def fit() -> Any:

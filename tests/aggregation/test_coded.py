@@ -90,7 +90,7 @@ def test_an_opening_is_right_and_short() -> None:
     packed = (pooled.T @ pooled / len(pooled))[np.triu_indices(D)]
     np.testing.assert_allclose(np.ravel(told.summary["scatter"]), packed, rtol=5e-3, atol=5e-3)
     assert told.rows == len(DATA.rows)
-    assert sums.carried.up["opening"] / N < 60 < 8 * (2 + 2 * D + 6)
+    assert sums.counted.total("up") / N < 60 < 8 * (2 + 2 * D + 6)
 
 
 def _shapes() -> Any:
@@ -122,13 +122,12 @@ def test_memories_stay_exact(seed: int, walks: bool) -> None:
     sums, backup = CodedSums(ROWS, seed, present), dict[str, Any]()
     for exchange in range(30):
         if exchange == 8:
-            backup = {name: column[4].copy() for name, column in sums.states.items()}
+            backup = {name: column[4].copy() for name, column in sums.kept[None].states.items()}
         if exchange == 20:
-            for name, column in sums.states.items():
+            for name, column in sums.kept[None].states.items():
                 column[4] = backup[name]
         sums(ask_at(start(exchange % 3), step=0.3 + rng.random(), down=0.05, walks=walks))
-        total, states = sums.total, sums.states
-        assert total is not None
+        total, states = sums.kept[None].total, sums.kept[None].states
         mine = states["generation"] == total.generation
         waiting = (states["pending_at"] == total.counted) & (total.counted >= 0)
         believed = states["memory"] + waiting[:, None] * states["pending"]
@@ -175,6 +174,6 @@ def test_what_rounding_leaves_out_is_in_the_next_sum() -> None:
 def test_few_bytes_where_nothing_changes() -> None:
     sums, ask = CodedSums(ROWS, 2), ask_at(start(), step=0.5)
     sums(ask)
-    before = sums.carried.up["round"]
+    before = sums.counted.total("up")
     sums(ask)
-    assert sums.carried.up["round"] - before < 0.8 * before
+    assert sums.counted.total("up") - before < 0.8 * before

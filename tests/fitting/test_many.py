@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -13,10 +15,12 @@ from emfed.aggregation.coded import CodedSums, Present
 from emfed.core.sums import Finish, drive
 from emfed.data import as_workers
 from emfed.data.each import EachRows
-from emfed.fitting import many
-from emfed.fitting.ascent import Cohort, Objective
+from emfed.fitting import FitSettings, many, on_sums
+from emfed.fitting.ascent import Cohort, Objective, are_many
 from emfed.fitting.convergence import Tolerance
+from emfed.fitting.driver import Watch
 from emfed.fitting.opening import pool
+from emfed.fitting.parallel import together
 
 N, ROWS = 60, 40
 RNG = np.random.default_rng(1)
@@ -27,12 +31,14 @@ DATA = as_workers(
 MODEL = emfed.gaussian_mixture(3, "full")
 
 
+SHAPES = {name: v.shape[1:] for name, v in MODEL.summary(DATA.worker(0)[None]).items()}
+
+
 def begun() -> tuple[Any, Any]:
-    shapes = {name: v.shape[1:] for name, v in MODEL.summary(DATA.worker(0)[None]).items()}
-    told = drive(pool(MODEL, shapes), CodedSums(EachRows(DATA)))
+    told = drive(pool(MODEL, SHAPES), CodedSums(EachRows(DATA)))
     model = told.bind(MODEL)
     start = emfed.fit(MODEL, DATA, rounds=0, seed=1).params
-    problem = Objective(model, Cohort(N, told.rows), Tolerance(1e-7))
+    problem = Objective(model, Cohort(N, told.rows, masked=False), Tolerance(1e-7))
     return problem, model.statistics_of(model.from_user(start))
 
 
@@ -93,9 +99,9 @@ def test_a_fit_that_is_stopped_has_what_it_reached() -> None:
 
 
 def test_one_rule_says_which_case_a_fit_is() -> None:
-    assert many.are_many(100, masked=False)
-    assert not many.are_many(100, masked=True)
-    assert not many.are_many(4, masked=False)
+    assert are_many(100, masked=False)
+    assert not are_many(100, masked=True)
+    assert not are_many(4, masked=False)
 
 
 def test_what_the_ablation_says_pays_does() -> None:
@@ -107,3 +113,90 @@ def test_what_the_ablation_says_pays_does() -> None:
         own = rows[title, ALL]
         assert rows[title, "rounded sums down"]["all down"] > own["all down"]
         assert rows[title, "FedEM"]["up"] > 0
+
+
+def test_momentum_helps_workers_that_differ() -> None:
+    """Each worker sees two of four clusters: nobody goes on alone, and it ends where EM does."""
+    rng = np.random.default_rng(8)
+    own = [
+        CENTRES[[j % 3, (j + 1) % 3]][rng.integers(2, size=ROWS)] + rng.normal(size=(ROWS, 3))
+        for j in range(N)
+    ]
+    data, rounds = as_workers(own), list[int]()
+    told = drive(pool(MODEL, SHAPES), CodedSums(EachRows(data)))
+    model = told.bind(MODEL)
+    problem = Objective(model, Cohort(N, told.rows, masked=False), Tolerance(1e-7))
+    start = model.statistics_of(model.from_user(emfed.fit(MODEL, data, rounds=0, seed=1).params))
+    for momentum in (many.with_momentum, lambda model, walk, ask, led: (0, led)):
+        with patch.object(many, "with_momentum", momentum):
+            walk = drive(many.walked(model, problem.cohort, start), CodedSums(EachRows(data)))
+        rounds.append(walk.rounds)
+        assert walk.apart > many.LARGEST_DRIFT
+    assert rounds[0] <= rounds[1]
+    found = drive(many.climb(problem, start), CodedSums(EachRows(data)))
+    step = (
+        model.expected_statistics(data.rows[None], model.maximize(found.point.statistics))[0]
+        - found.point.statistics
+    )
+    assert np.abs(step).max() < 1e-3
+
+
+def test_ascents_that_share_exchanges_have_a_memory_each() -> None:
+    """Each is told apart; what has ended is forgotten."""
+    sums, kept = CodedSums(EachRows(DATA), 3), list[int]()
+
+    def answer(ask: Any) -> Any:
+        found = sums(ask)
+        kept.append(len(sums.kept))
+        return found
+
+    away = PROBLEM.model.statistics_of(PROBLEM.model.start(5))
+    both = [many.climb(PROBLEM, START), many.climb(PROBLEM, away)]
+    found = drive(together(both), answer)
+    assert set(kept) == {1, 2}
+    assert kept == sorted(kept, reverse=True)
+    for one in found:
+        assert one.converged
+        assert pooled(one.point.statistics) < 1e-5
+
+
+def fitted(watch: Watch | None = None, **settings: Any) -> Any:
+    model = settings.pop("model", MODEL)
+    return on_sums.fit(FitSettings(model, **settings), DATA, watch or Watch()).result
+
+
+def test_a_fit_of_many_starts_from_workers_own_clusters() -> None:
+    result, other = fitted(), fitted(start="k-means")
+    assert result.converged
+    assert other.converged
+    start, by_sums = (one.ledger.summary()["start"] for one in (result, other))
+    assert start["up"]["messages"] == N < by_sums["up"]["messages"]
+    assert start["down"]["messages"] == 2 * N  # the question, and where the fit begins
+    assert start["up"]["payload"] + start["down"]["payload"] < by_sums["up"]["payload"]
+    rows = DATA.rows
+    assert abs(result.log_likelihood(rows) - other.log_likelihood(rows)) < 1e-3
+
+
+def test_masked_workers_are_not_asked_one_by_one() -> None:
+    result = fitted(masks=True, rounds=3)
+    assert result.ledger.summary()["start"]["up"]["messages"] > N
+    with pytest.raises(emfed.SettingsError, match="masks forbid"):
+        fitted(masks=True, start="merge")
+
+
+def test_a_range_of_many_chooses_as_pooled_rows_do() -> None:
+    fit = on_sums.fit(
+        FitSettings(lambda k: emfed.gaussian_mixture(k, "full"), n_components="2:4"), DATA
+    )
+    assert fit.selection is not None
+    assert fit.selection.n_components == 3
+
+
+def test_a_checkpoint_of_many_leads_to_the_same_end(tmp_path: Path) -> None:
+    path = tmp_path / "fit.emfed"
+    whole, cut = fitted(), fitted(Watch(checkpoint=path), rounds=6)
+    assert cut.rounds == 6
+    again = fitted(Watch(checkpoint=path, resume=True))
+    np.testing.assert_array_equal(again.statistics, whole.statistics)
+    assert again.ledger.total("up") == whole.ledger.total("up")
+    assert again.ledger.total("down") == whole.ledger.total("down")

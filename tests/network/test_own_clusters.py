@@ -46,9 +46,8 @@ def test_no_cluster_is_told_that_is_smaller_than_the_smallest_group(
 ) -> None:
     rng = np.random.default_rng(seed)
     own = rng.standard_t(2, size=(rows, 2))
-    data = as_workers([own, rng.normal(size=(5, 2))])
     model = buckets([own, rng.normal(size=(5, 2))], most)
-    vector = _own(model, data, 0, 7, smallest)
+    vector = _own(model, own, np.ones(rows), 7, smallest)
     shares, means = vector[:most] / most, vector[most:].reshape(most, 2)
     different, where = np.unique(means, axis=0, return_inverse=True)
     each = np.bincount(where.ravel(), shares) * rows
@@ -63,7 +62,7 @@ def test_what_is_read_differs_from_what_was_told_by_the_chosen_noise() -> None:
     data, model = as_workers(TABLES), buckets(TABLES, 8)
     errors, lengths = [], []
     for number in range(200):
-        told = _own(model, data, 0, number, 5)
+        told = _own(model, TABLES[0], np.ones(len(TABLES[0])), number, 5)
         read = decode_clusters(encode_clusters(model, data, 0, number, 5), model, number)
         errors.append(((read - told) ** 2).sum())
         lengths.append((told**2).sum())

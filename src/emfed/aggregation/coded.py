@@ -9,8 +9,7 @@ with what they sent last.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import final
 
@@ -19,9 +18,19 @@ import numpy as np
 from emfed.aggregation.codes import Coded, floats_size, on_lattice, scaled, short_floats
 from emfed.algorithms.memories import Total, columns, settle
 from emfed.core.errors import NumericalError
+from emfed.core.ledger import Ledger
 from emfed.core.messages import GRID
 from emfed.core.streams import Purpose, uniforms
-from emfed.core.sums import Ask, FloatArray, IntArray, OfWorkers, RowsOfWorkers, States, Sum
+from emfed.core.sums import (
+    Ask,
+    FloatArray,
+    IntArray,
+    Joined,
+    OfWorkers,
+    RowsOfWorkers,
+    States,
+    Sum,
+)
 
 ENVELOPE_UP, ENVELOPE_DOWN = 6, 8
 """Bytes of a part beside its numbers: the exchange and a digest of the state that it is about. And
@@ -50,17 +59,46 @@ class Present:
 
 @final
 @dataclass
-class Carried:
-    """Bytes over all workers, by purpose."""
+class Remembered:
+    """The memories of one ascent: what its workers keep, and what the adder does."""
 
-    up: dict[str, int] = field(default_factory=lambda: defaultdict(int))
-    down: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    states: States
+    total: Total
 
-    def count(self, purpose: str, up: int, down: int) -> int:
-        """Count an exchange; return its bytes."""
-        self.up[purpose] += up
-        self.down[purpose] += down
-        return up + down
+    @classmethod
+    def begun(cls, ask: OfWorkers, workers: int) -> Remembered:
+        """Memories that nobody has sent anything to."""
+        fields = ask.fields()
+        total = Total(workers, len(fields["memory"]))
+        made = fields | columns(total.size)
+        return cls({name: np.stack([np.asarray(v)] * workers) for name, v in made.items()}, total)
+
+    def of(self, workers: IntArray) -> States:
+        """A copy of what these workers keep."""
+        return {name: column[workers] for name, column in self.states.items()}
+
+    def put(self, workers: IntArray, states: States) -> None:
+        """Keep what these workers have changed."""
+        for name, column in states.items():
+            self.states[name][workers] = column
+
+    def settle(self, asked: IntArray) -> IntArray:
+        """Tell workers what was counted; return those that cannot go on."""
+        mine = self.of(asked)
+        lost = settle(mine, self.total.counted[asked], self.total.generation)
+        self.put(asked, mine)
+        return asked[lost]
+
+
+@final
+@dataclass(frozen=True)
+class _Told:
+    """What one ask of an exchange came to: the sum, its rows, and the bytes of each that came."""
+
+    value: FloatArray
+    rows: float
+    up: IntArray
+    down: int
 
 
 @final
@@ -76,6 +114,8 @@ class CodedSums:
         The seed of the dithers, which all members share.
     present : callable, optional
         From the number of the exchange to who is there; None: always everyone.
+    ledger : Ledger, optional
+        What counts the bytes; None: a new one.
 
     Examples
     --------
@@ -94,117 +134,125 @@ class CodedSums:
     rows: RowsOfWorkers
     seed: int = 0
     present: Callable[[int], Present] | None = None
-    carried: Carried = field(default_factory=Carried, init=False)
+    ledger: Ledger | None = None
     exchanges: int = field(default=0, init=False)
-    states: States = field(default_factory=dict, init=False)
-    """What the workers keep."""
-    total: Total | None = field(default=None, init=False)
-    """What the adder keeps."""
+    kept: dict[Hashable, Remembered] = field(default_factory=dict, init=False)
+    """The memories of each ascent that was part of the last round."""
+    counted: Ledger = field(init=False)
+    """The ledger."""
+
+    def __post_init__(self) -> None:
+        self.counted = self.ledger or Ledger(len(self.rows.totals))
 
     def __call__(self, ask: Ask) -> Sum:
-        """The sum over all workers that are there, and over the memories of others."""
+        """The sum over all workers that are there, and over the memories of others.
+
+        Each ascent of an exchange that several share has its own memory and its own lattice. The
+        memory is dropped when its ascent has no part any more.
+        """
         self.exchanges += 1
-        everyone = np.arange(len(self.rows.totals), dtype=np.int64)
+        n = len(self.rows.totals)
+        everyone = np.arange(n, dtype=np.int64)
         who = Present(everyone, everyone)
         if self.present is not None:
             who = self.present(self.exchanges)
-        if isinstance(ask, OfWorkers):
-            return self._remembered(ask, who)
-        return self._plain(ask, who)
+        asks = list(ask.asks) if isinstance(ask, Joined) else [ask]
+        named = {one.memory for one in asks if isinstance(one, OfWorkers)}
+        if named:
+            self.kept = {name: kept for name, kept in self.kept.items() if name in named}
+        ends = np.cumsum([one.size for one in asks]).tolist()
+        told = [
+            self._remembered(one, who, slice(end - one.size, end))
+            if isinstance(one, OfWorkers)
+            else self._plain(one, who, slice(end - one.size, end))
+            for one, end in zip(asks, ends, strict=True)
+        ]
+        rows = told[0].rows
+        value = np.concatenate([one.value * (rows / one.rows) for one in told])
+        up = np.sum([one.up for one in told], axis=0)
+        size = self._count(ask.purpose, who, up, sum(one.down for one in told))
+        return Sum(value, rows, len(who.arrived) / 12, n - len(who.arrived), size)
 
-    def _plain(self, ask: Ask, who: Present) -> Sum:
+    def repeat(self, ask: Ask, known: Sum) -> Sum:
+        """A sum that was made before: memories follow from rows, so workers compute it again."""
+        self(ask)
+        return known
+
+    def _plain(self, ask: Ask, who: Present, cut: slice) -> _Told:
         """Parts as they are, where nothing foretells them."""
         at, totals = who.arrived, self.rows.totals[who.arrived]
         parts = np.stack([ask.part(self.rows.one(worker)) for worker in at.tolist()])
         if ask.precision is None:
-            told = self._short(ask, parts, at)
-            u = self._dither(SERVER, ask.size, Purpose.BROADCAST)[0]
+            told = self._short(ask, parts, self._dither(at, cut))
+            u = self._dither(SERVER, cut, Purpose.BROADCAST)[0]
             value, size = _shortened(ask, told.values.sum(axis=0), 1, u)
         else:
             step = np.broadcast_to(ask.precision.step, (ask.size,))
             centre = np.broadcast_to(ask.precision.centre, (ask.size,))
             shares = totals[:, None] / self.rows.totals.sum()
-            told = on_lattice(parts - shares * centre, step, self._dither(at, ask.size))
-            value, size = self._down(ask, told.values.sum(axis=0) + shares.sum() * centre)
-        sent = self._count(ask.purpose, who, told.sizes, size)
-        return Sum(value, float(totals.sum()), len(at) / 12, len(self.rows.totals) - len(at), sent)
+            told = on_lattice(parts - shares * centre, step, self._dither(at, cut))
+            value, size = self._down(ask, told.values.sum(axis=0) + shares.sum() * centre, cut)
+        return _Told(value, float(totals.sum()), told.sizes, size)
 
-    def _short(self, ask: Ask, parts: FloatArray, workers: IntArray) -> Coded:
+    def _short(self, ask: Ask, parts: FloatArray, u: FloatArray) -> Coded:
         """Parts as short numbers: as few digits as cost little, each worker by itself."""
-        u = self._dither(workers, ask.size)
         told = [_shortened(ask, part, len(parts), own) for part, own in zip(parts, u, strict=True)]
         values, sizes = zip(*told, strict=True)
         return Coded(np.stack(values), np.array(sizes, dtype=np.int64))
 
-    def _remembered(self, ask: OfWorkers, who: Present) -> Sum:
+    def _remembered(self, ask: OfWorkers, who: Present, cut: slice) -> _Told:
         """Innovations to the memories of the workers."""
         assert isinstance(ask, Ask)
         assert ask.precision is not None
-        step = np.broadcast_to(ask.precision.step, (ask.size,))
-        total = self._begun(ask)
-        lost = self._settled(total, who.asked)
-        if len(lost):
+        kept = self.kept.get(ask.memory)
+        if kept is None:
+            kept = self.kept[ask.memory] = Remembered.begun(ask, len(self.rows.totals))
+        total = kept.total
+        if len(kept.settle(who.asked)):
             total.begin_anew()
-            self._settled(total, who.asked)
-        workers, rest, sizes = self._sent(ask, who.asked, step)
+            kept.settle(who.asked)
+        workers, rest, sizes = self._sent(ask, kept, who.asked, cut)
         came = np.isin(workers, who.arrived)
         at = workers[came]
-        total.add(self.exchanges, at, self.states["pending"][at])
-        heard = total.heard
-        rows = float(self.rows.totals[heard].sum())
+        total.add(self.exchanges, at, kept.states["pending"][at])
+        rows = float(self.rows.totals[total.heard].sum())
         exact = ask.foretold(total.value[None], np.array([rows]))[0] + rest[came].sum(axis=0)
-        value, size = self._down(ask, exact)
-        sent = self._count(ask.purpose, who, sizes[came], size)
-        return Sum(value, rows, len(at) / 12, len(self.rows.totals) - len(at), sent)
-
-    def _begun(self, ask: OfWorkers) -> Total:
-        """The columns of the workers' states, and the adder's total."""
-        fields, n = ask.fields(), len(self.rows.totals)
-        if self.total is None or self.total.size != len(fields["memory"]):
-            self.total = Total(n, len(fields["memory"]))
-            made = fields | columns(self.total.size)
-            self.states = {name: np.stack([np.asarray(v)] * n) for name, v in made.items()}
-        return self.total
-
-    def _settled(self, total: Total, asked: IntArray) -> IntArray:
-        """Tell workers what was counted; return those that cannot go on."""
-        mine = {name: column[asked] for name, column in self.states.items()}
-        lost = settle(mine, total.counted[asked], total.generation)
-        for name, column in mine.items():
-            self.states[name][asked] = column
-        return asked[lost]
+        value, size = self._down(ask, exact, cut)
+        return _Told(value, rows, sizes[came], size)
 
     def _sent(
-        self, ask: OfWorkers, asked: IntArray, step: FloatArray
+        self, ask: OfWorkers, kept: Remembered, asked: IntArray, cut: slice
     ) -> tuple[IntArray, FloatArray, IntArray]:
         """Innovations of those that have not answered this exchange yet.
 
         Who they are, what of their innovations no memory keeps, and the bytes.
         """
-        fresh = asked[self.states["pending_at"][asked] != self.exchanges]
-        mine = {name: column[fresh] for name, column in self.states.items()}
-        totals = self.rows.totals[fresh]
+        assert isinstance(ask, Ask)
+        assert ask.precision is not None
+        step = np.broadcast_to(ask.precision.step, (ask.size,))
+        fresh = asked[kept.states["pending_at"][asked] != self.exchanges]
+        mine, totals = kept.of(fresh), self.rows.totals[fresh]
         parts = ask.parts(self.rows, fresh, mine)
         if not np.isfinite(parts).all():
             worker = int(fresh[~np.isfinite(parts).all(axis=1)][0])
             raise NumericalError(f"worker {worker}: the E-step gave a number that is not finite.")
         new = (mine["counted_at"] < 0)[:, None]
         memory = np.where(new, ask.origin(totals), mine["memory"])
-        dither = self._dither(fresh, len(step))
+        dither = self._dither(fresh, cut)
         told = on_lattice(parts - ask.foretold(memory, totals), step, dither)
         rates = _rates(told.values, step)[:, None]
         mine["pending"] = memory - mine["memory"] + ask.kept(rates * told.values)
         mine["pending_at"] = np.full(len(fresh), self.exchanges)
-        for name, column in mine.items():
-            self.states[name][fresh] = column
+        kept.put(fresh, mine)
         return fresh, (1 - rates) * told.values, told.sizes
 
     def _dither(
-        self, workers: IntArray, size: int, purpose: Purpose = Purpose.COMPRESSION
+        self, workers: IntArray, cut: slice, purpose: Purpose = Purpose.COMPRESSION
     ) -> FloatArray:
-        return uniforms(self.seed, self.exchanges, purpose, workers, size)
+        """The dither of some numbers of an exchange."""
+        return uniforms(self.seed, self.exchanges, purpose, workers, cut.stop)[:, cut]
 
-    def _down(self, ask: Ask, exact: FloatArray) -> tuple[FloatArray, int]:
+    def _down(self, ask: Ask, exact: FloatArray, cut: slice) -> tuple[FloatArray, int]:
         """The sum as everyone is told it: on a lattice of its own where the ask allows it."""
         precision = ask.precision
         assert precision is not None
@@ -215,7 +263,7 @@ class CodedSums:
             wanted = np.sqrt(12 * precision.down * np.mean(away[first] ** 2)) / self._unit
             place = int(np.clip(np.searchsorted(GRID, wanted), 1, len(GRID) - 1))
             step[first] = np.maximum(step[first], GRID[place] * self._unit)
-        u = self._dither(SERVER, len(step), Purpose.BROADCAST)
+        u = self._dither(SERVER, cut, Purpose.BROADCAST)
         told = on_lattice(away[None], step, u)
         return told.values[0] + precision.centre, int(told.sizes[0]) + bool(precision.down)
 
@@ -224,11 +272,10 @@ class CodedSums:
         return float(self.rows.totals.sum())
 
     def _count(self, purpose: str, who: Present, up: IntArray, down: int) -> int:
-        absent = len(self.rows.totals) - len(who.arrived)
-        each = down + ENVELOPE_DOWN + NAME_BYTES * absent
-        return self.carried.count(
-            purpose, int(up.sum()) + ENVELOPE_UP * len(up), each * len(who.asked)
-        )
+        names = NAME_BYTES * (len(self.rows.totals) - len(who.arrived))
+        sent = self.counted.add(purpose, "up", who.arrived, up, ENVELOPE_UP)
+        told = self.counted.add(purpose, "down", who.asked, down, ENVELOPE_DOWN + names)
+        return sum(sent) + sum(told)
 
 
 def _shortened(ask: Ask, exact: FloatArray, parts: int, u: FloatArray) -> tuple[FloatArray, int]:

@@ -8,7 +8,8 @@ from typing import final
 
 import numpy as np
 
-from emfed.aggregation.coded import ENVELOPE_DOWN, ENVELOPE_UP, Carried, Present
+from emfed.aggregation.coded import ENVELOPE_DOWN, ENVELOPE_UP, Present
+from emfed.core.ledger import Ledger
 from emfed.core.sums import Answers, Gather, IntArray, RowsOfWorkers, States
 
 
@@ -23,19 +24,24 @@ class GatheredAnswers:
         The rows of all workers.
     present : callable, optional
         From the number of the exchange to who is there; None: always everyone.
+    ledger : Ledger, optional
+        What counts the bytes; None: a new one.
     """
 
     rows: RowsOfWorkers
     present: Callable[[int], Present] | None = None
-    carried: Carried = field(default_factory=Carried, init=False)
+    ledger: Ledger | None = None
     exchanges: int = field(default=0, init=False)
     states: States = field(default_factory=dict, init=False)
     """What the workers keep."""
     _sizes: list[int] = field(default_factory=list, init=False)
     _heard: IntArray = field(init=False)
+    counted: Ledger = field(init=False)
+    """The ledger."""
 
     def __post_init__(self) -> None:
         self._heard = np.full(len(self.rows.totals), -1, dtype=np.int64)
+        self.counted = self.ledger or Ledger(len(self.rows.totals))
 
     def __call__(self, ask: Gather) -> Answers:
         """What the asked workers reply."""
@@ -54,8 +60,9 @@ class GatheredAnswers:
         for name, column in mine.items():
             self.states[name][asked] = column
         kept = np.isin(replies.workers, arrived)
-        up = int(replies.sizes[kept].sum()) + ENVELOPE_UP * int(kept.sum())
-        self.carried.count(ask.purpose, up, self._down(ask, asked))
+        told, own = replies.workers[kept], replies.sizes[kept]
+        self.counted.add(ask.purpose, "up", told, own, ENVELOPE_UP)
+        self.counted.add(ask.purpose, "down", asked, self._down(ask, asked), ENVELOPE_DOWN)
         lost = np.intersect1d(replies.lost, arrived)
         return Answers(
             replies.workers[kept],
@@ -65,7 +72,7 @@ class GatheredAnswers:
             lost,
         )
 
-    def _down(self, ask: Gather, asked: IntArray) -> int:
+    def _down(self, ask: Gather, asked: IntArray) -> IntArray:
         """Bytes down: the steps that a worker has missed, or all anew where that is shorter."""
         self._sizes.append(ask.bytes_down)
         ends = np.cumsum([0, *self._sizes])
@@ -73,4 +80,4 @@ class GatheredAnswers:
         missed = ends[-1] - ends[last + 1]
         each = np.where(last < 0, ask.bytes_anew, np.minimum(missed, ask.bytes_anew))
         self._heard[asked] = len(self._sizes) - 1
-        return int(each.sum()) + ENVELOPE_DOWN * len(asked)
+        return np.asarray(each)

@@ -9,7 +9,7 @@ parts through a relay. The fit cannot tell the difference.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
@@ -173,6 +173,9 @@ class RowsOfWorkers(Protocol):
     def one(self, worker: int) -> Rows:
         """The rows of one worker."""
 
+    def some(self, worker: int, most: int) -> tuple[Any, FloatArray]:
+        """So many rows of a worker at most, evenly spread over those with a weight, and weights."""
+
     def means(self, mean: Callable[[Any, Any, IntArray], FloatArray], workers: IntArray) -> Any:
         """Weighted means over the rows of these workers, ``(workers, numbers)``.
 
@@ -195,6 +198,10 @@ class OfWorkers(Protocol):
     What a worker sends is told apart from what it sent before (its memory), so it must say how.
     """
 
+    @property
+    def memory(self) -> Hashable:
+        """Which memory this is about: asks of one ascent have one, and no two ascents the same."""
+
     def fields(self) -> dict[str, Any]:
         """What a worker keeps: a number or an array that each column begins with."""
 
@@ -209,6 +216,15 @@ class OfWorkers(Protocol):
 
     def kept(self, parts: FloatArray) -> FloatArray:
         """What memories change by where parts change by this."""
+
+
+@runtime_checkable
+class Joined(Protocol):
+    """Several asks in one exchange."""
+
+    @property
+    def asks(self) -> Sequence[Ask]:
+        """The asks, in the order of their numbers."""
 
 
 class Gather(ABC):
@@ -269,6 +285,10 @@ class Answers:
 
 Gathering = Generator[Gather, Answers, T]
 """A fit that hears workers one by one."""
+
+Unmasked = Generator[Any, Any, T]
+"""A part of a `Fit` that yields gathers, too, and is sent `Answers` to them. Masked fits have none.
+"""
 
 
 class Finish(Exception):

@@ -8,7 +8,7 @@ from typing import Any, final
 import numpy as np
 
 from emfed.core.sums import FloatArray, IntArray, Mean
-from emfed.data.tables import Workers, apart
+from emfed.data.tables import Workers, apart, gather
 
 
 @final
@@ -19,6 +19,8 @@ class EachRows:
     ----------
     data : Workers
         The rows.
+    weights : array, optional
+        What each worker counts for, in rows; by default what its rows do.
 
     Examples
     --------
@@ -32,14 +34,23 @@ class EachRows:
            [0., 0.]])
     """
 
-    def __init__(self, data: Workers) -> None:
+    def __init__(self, data: Workers, weights: FloatArray | None = None) -> None:
         self.data = data
-        self.totals: FloatArray = np.asarray(data.totals, dtype=np.float64)
+        counts_for = data.totals if weights is None else weights
+        self.totals: FloatArray = np.asarray(counts_for, dtype=np.float64)
         self.counts: IntArray = np.asarray(data.counts)
 
     def one(self, worker: int) -> OneWorker:
         """The rows of one worker."""
         return OneWorker(self.data, worker, float(self.totals[worker]))
+
+    def some(self, worker: int, most: int) -> tuple[Any, FloatArray]:
+        """So many rows of a worker at most, evenly spread over those with a weight, and weights."""
+        held = self.data.row_weights
+        weights = np.ones(self.counts[worker]) if held is None else np.asarray(held[worker])
+        picked = np.flatnonzero(weights > 0)
+        picked = picked[:: -(-len(picked) // most)]
+        return gather(self.data.worker(worker), picked), weights[picked]
 
     def means(
         self, mean: Callable[[Any, Any, IntArray], FloatArray], workers: IntArray
@@ -65,7 +76,8 @@ class OneWorker:
 
     def __init__(self, data: Workers, worker: int, total: float) -> None:
         self._data, self._worker = data, np.array([worker])
-        self.total = self.squares = total
+        self.total = total
+        self.squares = total**2 / float(data.totals[worker])
         self.count = int(data.positive_counts[worker])
 
     def sum(self, mean: Mean, ragged: bool = False) -> FloatArray:

@@ -38,13 +38,36 @@ LATTICE = 2.0**-40
 """The unit of S, in units of the model's frame; also the finest step of a sum over the rows."""
 
 
+FEWEST_OF_MANY = 50
+"""Workers from which on a fit without masks is one of many. Not tuned: starts are merged from so
+many on, too."""
+
+
+def are_many(workers: int, masked: bool) -> bool:
+    """Tell which case a fit is: many workers, or few and quiet sums alone.
+
+    What only workers can do, and memories, are not for masked sums.
+    """
+    return not masked and workers >= FEWEST_OF_MANY
+
+
 @final
 @dataclass(frozen=True)
 class Cohort:
-    """The workers of a fit: how many they are, and the weight of all their rows."""
+    """The workers of a fit: how many, the weight of all their rows, and whether they mask.
+
+    A ``faithful`` fit takes EM's own path, however many they are.
+    """
 
     workers: int
     rows: float
+    masked: bool = True
+    faithful: bool = False
+
+    @property
+    def many(self) -> bool:
+        """Whether workers keep memories and go on alone (`emfed.fitting.many`)."""
+        return are_many(self.workers, self.masked) and not self.faithful
 
     @property
     def unit(self) -> float:

@@ -12,6 +12,7 @@ from emfed.core.ledger import Ledger
 from emfed.core.records import Records, RoundRecord
 from emfed.core.sums import Ask, FloatArray, Sum
 from emfed.fitting.asks import Joint, LastSum, Statistics
+from emfed.fitting.many import Tracked
 from emfed.fitting.settings import FitSettings
 from emfed.fitting.stopping import Callback, Stop
 
@@ -52,7 +53,7 @@ class Chronicle:
 
     def note(self, ask: Ask, found: Sum, seconds: float) -> None:
         """Keep an exchange until the fit has looked at it."""
-        self._evaluations += self.count * sum(1 for _ in looks(ask))
+        self._evaluations += self.count * sum(_passes(one) for one in _joined(ask))
         self._pending = (ask, found, seconds)
 
     def refuses(self, ask: Ask) -> str | None:
@@ -146,9 +147,20 @@ class Chronicle:
 
 def looks(ask: Ask) -> Iterator[Statistics]:
     """The asks for statistics and values that share an exchange."""
-    for one in ask.asks if isinstance(ask, Joint) else (ask,):
-        if isinstance(one, Statistics):
+    for one in _joined(ask):
+        if isinstance(one, Tracked):
+            yield one.inner
+        elif isinstance(one, Statistics):
             yield one
+
+
+def _joined(ask: Ask) -> tuple[Ask, ...]:
+    return ask.asks if isinstance(ask, Joint) else (ask,)
+
+
+def _passes(ask: Ask) -> int:
+    """Passes over the rows: each local step is one."""
+    return ask.steps if isinstance(ask, Tracked) else isinstance(ask, Statistics)
 
 
 @final

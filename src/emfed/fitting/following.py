@@ -19,10 +19,11 @@ from emfed.artifacts.result import criterion
 from emfed.core.errors import EmfedError, SettingsError
 from emfed.core.protocols import MovesComponents, SplitsComponents, free_parameters
 from emfed.core.sums import Finish, Fit, FloatArray
-from emfed.fitting.ascent import FIRST_MOVE, Ascent, Cohort, Objective, Point, ascend, look
+from emfed.fitting.ascent import FIRST_MOVE, Ascent, Cohort, Objective, Point, look
 from emfed.fitting.asks import Exact
 from emfed.fitting.convergence import Tolerance
 from emfed.fitting.escape import escape
+from emfed.fitting.many import climb
 from emfed.fitting.moving import with_one_less, with_one_more
 from emfed.fitting.opening import Pooled, pool
 from emfed.fitting.parallel import together
@@ -79,11 +80,12 @@ def follow(
     workers: int,
     shapes: Mapping[str, tuple[int, ...]],
     own_sketch: Sketcher | None = None,
+    masked: bool = True,
 ) -> Fit[Conclusion]:
     """Fit what the settings say to the rows of so many workers.
 
     ``shapes`` are those of `Model.summary` of one worker's rows; ``own_sketch`` gives a driver that
-    has the rows of one worker alone.
+    has the rows of one worker alone. Where sums are not ``masked`` workers may be heard one by one.
     """
     check(settings)
     models = settings.candidates()
@@ -93,7 +95,9 @@ def follow(
     places = tuple(range(len(settings.numbers or (0,))))
     if several and settings.numbers is not None:
         places = within_rows(models, settings.numbers, pooled.count, remarks)
-    problems = {j: _problem(settings, pooled, workers, models[j]) for j in places}
+    faithful = settings.follow_em or not settings.is_auto
+    cohort = Cohort(workers, pooled.rows, masked, faithful)
+    problems = {j: _problem(settings, pooled, cohort, models[j]) for j in places}
     begun = yield from _begin(settings, list(problems.values()), own_sketch)
     candidates = yield from _compete(settings, problems, begun)
     candidates = yield from _improve(settings, candidates)
@@ -101,7 +105,7 @@ def follow(
     if settings.held_out:
         position = len(places) + chosen.position
         final = yield from _seeing_all(
-            chosen, position, _problem(settings, pooled, workers, models[position])
+            chosen, position, _problem(settings, pooled, cohort, models[position])
         )
     found = Conclusion(pooled, candidates, candidates.index(chosen), final, remarks=remarks)
     return (yield from _with_errors(found)) if settings.errors else found
@@ -117,10 +121,10 @@ def check(settings: FitSettings) -> None:
         raise SettingsError("a fit on sums takes part of everyone: leave participation out.")
 
 
-def _problem(settings: FitSettings, pooled: Pooled, workers: int, model: Any) -> Objective:
+def _problem(settings: FitSettings, pooled: Pooled, cohort: Cohort, model: Any) -> Objective:
     tolerance = Tolerance(settings.tolerance, settings.field_tol)
     accelerate = settings.long_steps and not settings.follow_em
-    return Objective(pooled.bind(model), Cohort(workers, pooled.rows), tolerance, accelerate)
+    return Objective(pooled.bind(model), cohort, tolerance, accelerate)
 
 
 def _begin(
@@ -156,7 +160,7 @@ def _compete(
                 fits.append(_known(problem, start, seen=len(problems) > 1 or settings.likelihood))
             else:
                 gives_up = race.competitor(problem, charge) if competes else None
-                fits.append(ascend(problem, start, gives_up))
+                fits.append(climb(problem, start, gives_up))
     ended = yield from together(fits)
     return [
         _judged(
@@ -212,7 +216,7 @@ def tries(settings: FitSettings, candidates: Sequence[Candidate]) -> int:
     """
     alone = candidates[0].problem.cohort.workers == 1
     several = len(candidates) > 1
-    if not settings.leads_on or settings.follow_em:
+    if not settings.leads_on or settings.follow_em or candidates[0].problem.cohort.many:
         return 0
     if all(isinstance(one.model, MovesComponents) for one in candidates):
         return 0 if alone or several else settings.moves
@@ -248,7 +252,7 @@ def _improve(settings: FitSettings, candidates: list[Candidate]) -> Fit[list[Can
 
 def _on(problem: Objective, estimate: Ascent) -> Fit[Ascent]:
     """Go on from where an ascent was given up."""
-    found = yield from ascend(problem, estimate.point.statistics)
+    found = yield from climb(problem, estimate.point.statistics)
     return found if found.point.objective >= estimate.point.objective else estimate
 
 
@@ -267,7 +271,7 @@ def _beside(candidates: Sequence[Candidate], j: int) -> list[FloatArray]:
 
 def _seeing_all(chosen: Candidate, position: int, problem: Objective) -> Fit[Candidate]:
     """The chosen candidate, fitted to values that were hidden, too."""
-    estimate = yield from ascend(problem, chosen.estimate.point.statistics)
+    estimate = yield from climb(problem, chosen.estimate.point.statistics)
     if not np.isfinite(estimate.point.objective):  # nothing more was asked for
         return chosen
     return Candidate(position, problem, estimate, chosen.criterion)

@@ -12,6 +12,8 @@ from typing import Any, final
 
 import numpy as np
 
+from emfed.aggregation.coded import CodedSums
+from emfed.aggregation.gathered import GatheredAnswers
 from emfed.aggregation.simulated import SimulatedSums
 from emfed.artifacts.model_card import Facts
 from emfed.artifacts.result import Result
@@ -20,10 +22,12 @@ from emfed.core.ledger import Ledger
 from emfed.core.protocols import Model
 from emfed.core.records import RoundRecord
 from emfed.core.registry import plain
-from emfed.core.sums import Ask, Finish, FloatArray, Sum, drive
+from emfed.core.sums import Answers, Ask, Finish, FloatArray, Gather, Sum, drive
+from emfed.data.each import EachRows
 from emfed.data.summing import HeldRows, check_rows_held, summary_shapes
 from emfed.data.tables import Workers
 from emfed.data.workers import with_columns
+from emfed.fitting.ascent import are_many
 from emfed.fitting.asks import LastSum
 from emfed.fitting.chronicle import INTERRUPTED, Chronicle, seen_in
 from emfed.fitting.driver import NOBODY, Fitted, Watch
@@ -64,14 +68,16 @@ def fit(settings: FitSettings, workers: Workers, watch: Watch = NOBODY) -> Fitte
     check_rows_held(models[0], workers)
     weights = worker_weights(settings.weights, workers.totals)
     own = settings.weights != "samples" if isinstance(settings.weights, str) else True
-    rows = HeldRows(workers, weights * workers.totals.sum() if own else None)
-    course = Course(settings, rows, watch)
+    counts_for = weights * workers.totals.sum() if own else None
+    rows, each = HeldRows(workers, counts_for), EachRows(workers, counts_for)
+    course = Course(settings, rows, each, watch)
     alone = workers.size == 1
     program = follow(
         settings,
         workers.size,
         summary_shapes(models[0], workers),
         (lambda model, seed: own_sketch(workers, model, seed)) if alone else None,
+        masked=bool(settings.masks),
     )
     with columns_named(workers.columns), interrupts() as interrupted:
         course.interrupted = interrupted
@@ -98,11 +104,16 @@ def of_named_columns(settings: FitSettings, columns: tuple[str, ...] | None) -> 
 class Course(Chronicle):
     """The exchanges of a fit in this process: who answers, and what a checkpoint has of them."""
 
-    def __init__(self, settings: FitSettings, rows: HeldRows, watch: Watch) -> None:
+    def __init__(self, settings: FitSettings, rows: HeldRows, each: EachRows, watch: Watch) -> None:
         data = rows.data
         super().__init__(settings, Ledger(data.size, data.names), watch.callbacks, count=rows.count)
         self.rows, self.watch = rows, watch
-        self.sums = SimulatedSums(rows, data.size, settings.seed, self.ledger)
+        self.sums: SimulatedSums | CodedSums = (
+            CodedSums(each, settings.seed, ledger=self.ledger)
+            if are_many(data.size, bool(settings.masks))
+            else SimulatedSums(rows, data.size, settings.seed, self.ledger)
+        )
+        self.gathers = GatheredAnswers(each, ledger=self.ledger)
         self.known_sums = KnownSums(self._about())
         self._known = 0
         """Sums that came from a file."""
@@ -126,7 +137,18 @@ class Course(Chronicle):
         )
         return told
 
-    def answer(self, ask: Ask) -> Sum:
+    def answer(self, ask: Any) -> Any:
+        """What workers reply one by one, or their sum."""
+        return self._gathered(ask) if isinstance(ask, Gather) else self._summed(ask)
+
+    def _gathered(self, ask: Gather) -> Answers:
+        """Replies of single workers: they are made again where a checkpoint has what follows."""
+        began = time.perf_counter()
+        found = self.gathers(ask)
+        self.seconds += time.perf_counter() - began
+        return found
+
+    def _summed(self, ask: Ask) -> Sum:
         """The sum over all workers, or the one that a checkpoint has."""
         began = time.perf_counter()
         replays = self._place < self._known

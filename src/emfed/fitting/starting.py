@@ -13,11 +13,12 @@ import numpy as np
 
 from emfed.core.errors import SettingsError
 from emfed.core.protocols import StartsFromClusters
-from emfed.core.sums import Fit, FloatArray
+from emfed.core.sums import Fit, FloatArray, Unmasked
 from emfed.core.wording import Setting, Wording
-from emfed.fitting.ascent import Objective
+from emfed.fitting.ascent import Cohort, Objective
 from emfed.fitting.asks import Exact, Statistics
 from emfed.fitting.selection import FLOORS
+from emfed.fitting.starts.merging import MOST_MERGED, merged, told_start
 from emfed.fitting.starts.sketch import NARROWEST, NARROWEST_OF_CLUSTERS, Sketch, drawn
 from emfed.models.clusters import BUCKETS_PER_COMPONENT, Buckets, Clusters
 from emfed.models.components import SMALLEST_COMPONENT
@@ -29,6 +30,8 @@ SETTLING = 2
 """Rounds of Lloyd's algorithm on all buckets, once they are there."""
 BUCKET_NOISE = 2e-3
 """Squared noise of a sum of buckets in its metric: where buckets lie need not be exact."""
+SKETCHED = ("k-means", "merge")
+"""Starts that are tried on a sketch."""
 SEEDS = 0x9E3779B97F4A7C15
 """An odd number without pattern: the seeds of several starts differ."""
 
@@ -56,20 +59,62 @@ def starts(
         exact = optimum(one.model)
         if exact is not None:
             found[j] = [exact]
-        elif _resolved(one.model, method) == "k-means":
+        elif _resolved(one.model, method) in SKETCHED:
             by_clusters.append(j)
         else:
             found[j] = [_inside(one.model, one.model.start(own)) for own in seeds]
     if by_clusters:
         widest = max((problems[j] for j in by_clusters), key=lambda one: one.model.n_components)
-        if own_sketch is None:
-            sketch = yield from sketched(widest, seed)
-        else:
-            sketch = own_sketch(widest.model, seed)
         models = [problems[j].model for j in by_clusters]
-        for j, tried in zip(by_clusters, sketch.starts(models, count, seed), strict=True):
-            found[j] = [_inside(problems[j].model, params) for params in tried]
+        if own_sketch is not None:
+            begun = _tried(own_sketch(widest.model, seed), models, count, seed)
+        elif merges(widest.cohort, method):
+            begun = yield from _merged(widest, models, count, seed)
+        else:
+            sketch = yield from sketched(widest, seed)
+            begun = _tried(sketch, models, count, seed)
+        found |= zip(by_clusters, begun, strict=True)
     return [found[j] for j in range(len(problems))]
+
+
+def merges(cohort: Cohort, method: str) -> bool:
+    """Whether workers tell clusters of their own rows: many do, unless a start is named.
+
+    They cannot under masks.
+    """
+    if method == "merge" and cohort.masked:
+        raise SettingsError(
+            Wording(
+                "{} asks workers one by one, which masks forbid: use {}.",
+                *(Setting("start", "merge"), Setting("start", "k-means")),
+            )
+        )
+    few_enough = cohort.workers <= MOST_MERGED
+    return method == "merge" or (method == "auto" and cohort.many and few_enough)
+
+
+def _tried(sketch: Sketch, models: Sequence[Any], count: int, seed: int) -> list[list[FloatArray]]:
+    """The best starts of each model on a sketch."""
+    starts = sketch.starts(models, count, seed)
+    return [
+        [_inside(model, params) for params in own]
+        for model, own in zip(models, starts, strict=True)
+    ]
+
+
+def _merged(
+    problem: Objective, models: Sequence[Any], count: int, seed: int
+) -> Unmasked[list[list[FloatArray]]]:
+    """The best starts of each model on a sketch of workers' own clusters, as the adder tells them.
+
+    All workers together tell enough for chance to have no room: the sketch has the moment of all.
+    """
+    mass, means = yield from merged(problem.model, problem.cohort.workers, seed)
+    begun = _tried(_drawn(problem.model, mass, means, True, seed), models, count, seed)
+    told = []
+    for model, own in zip(models, begun, strict=True):
+        told.append((yield from told_start(model, own, problem.cohort.workers)))
+    return told
 
 
 def start_at(problem: Objective, params: Any, expected: bool) -> Fit[FloatArray]:
@@ -95,7 +140,7 @@ def _resolved(model: Any, method: str) -> str:
     able = isinstance(model, StartsFromClusters) and model.clusters(1) is not None
     if method == "auto":
         return "k-means" if able and model.n_components > 1 else "moments"
-    if method == "k-means" and not able:
+    if method in SKETCHED and not able:
         raise SettingsError(
             Wording(
                 "{} has no clusters: use {}.",
@@ -123,8 +168,12 @@ def sketched(problem: Objective, seed: int) -> Fit[Sketch]:
     """Rows that stand for all, drawn from buckets."""
     model = problem.model
     mass, means = yield from buckets(problem, seed)
+    return _drawn(model, mass, means, model.fixed_data, seed)
+
+
+def _drawn(model: Any, mass: FloatArray, means: FloatArray, matched: bool, seed: int) -> Sketch:
     narrowest = NARROWEST_OF_CLUSTERS if isinstance(model, Clusters) else NARROWEST
-    points, weights = drawn(mass, means, model.moment_of_rows, seed, model.fixed_data, narrowest)
+    points, weights = drawn(mass, means, model.moment_of_rows, seed, matched, narrowest)
     return Sketch(points, model.rows_at(points), weights)
 
 

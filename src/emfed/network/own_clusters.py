@@ -11,13 +11,16 @@ Decision: docs/decisions/018-starts-and-sketches.md
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from emfed.compressors import SubtractiveDithering
 from emfed.core.protocols import Compressed, FloatArray, IntArray
 from emfed.core.streams import Purpose, uniforms
 from emfed.core.wire import decode_payload, encode_payload
-from emfed.data.tables import Workers, gather
+from emfed.data.each import EachRows
+from emfed.data.tables import Workers
 from emfed.models.clusters import Buckets, lloyd, seed_centres
 from emfed.models.mixture import to_numpy
 
@@ -52,7 +55,19 @@ def clusters_of(model: Buckets, data: Workers, numbers: IntArray, smallest: int)
 
 def encode_clusters(model: Buckets, data: Workers, place: int, number: int, smallest: int) -> bytes:
     """One worker's answer."""
-    vector = _own(model, data, place, number, smallest)
+    return _encoded(model, *EachRows(data).some(place, MOST_ROWS), number, smallest)
+
+
+def told_clusters(
+    model: Buckets, rows: Any, weights: FloatArray, number: int, smallest: int
+) -> tuple[FloatArray, int]:
+    """What one worker's answer about these rows says to who reads it, and its bytes."""
+    told = _encoded(model, rows, weights, number, smallest)
+    return decode_clusters(told, model, number), len(told)
+
+
+def _encoded(model: Buckets, rows: Any, weights: FloatArray, number: int, smallest: int) -> bytes:
+    vector = _own(model, rows, weights, number, smallest)
     u = _uniforms(model, number)
     dither = QUANTISER.dither(u, len(vector))[0]
     message = QUANTISER.compress(vector[None], u).take(0)
@@ -73,21 +88,18 @@ def _uniforms(model: Buckets, number: int) -> FloatArray:
     return uniforms(model.seed, 0, Purpose.CLUSTERS, np.array([number]), clusters_width(model))
 
 
-def _own(model: Buckets, data: Workers, place: int, number: int, smallest: int) -> FloatArray:
+def _own(model: Buckets, rows: Any, weights: FloatArray, number: int, smallest: int) -> FloatArray:
     """Shares of clusters, in units of an even one, and their means.
 
     Who has fewer than were asked for tells some of them several times, with a part of the share.
     """
-    count, frame = int(data.counts[place]), model.inner.frame
+    frame = model.inner.frame
     assert frame is not None
-    mass = np.ones(count) if data.row_weights is None else np.asarray(data.row_weights[place])
-    picked = np.flatnonzero(mass > 0)
-    picked = picked[:: -(-len(picked) // MOST_ROWS)]
-    rows = to_numpy(gather(data.worker(place), picked)).astype(np.float64)
+    rows = to_numpy(rows).astype(np.float64)
     points = np.nan_to_num((rows - frame.origin) / frame.scale)
-    mass = mass[picked] / mass[picked].sum()
-    most, least = model.most, min(smallest, len(picked))
-    begun = min(most, len(picked) // least)
+    mass = weights / weights.sum()
+    most, least = model.most, min(smallest, len(points))
+    begun = min(most, len(points) // least)
     centres = seed_centres(mass, points, begun, model.seed, [(1 << 20) + number])[0]
     while True:  # a cluster that is too small goes to its neighbours
         labels, centres, _ = lloyd(mass, points, centres, LLOYD_STEPS)
