@@ -92,7 +92,7 @@ class Remembered:
 
 @final
 @dataclass(frozen=True)
-class _Told:
+class _OneSum:
     """What one ask of an exchange came to: the sum, its rows, and the bytes of each that came."""
 
     value: FloatArray
@@ -178,7 +178,7 @@ class CodedSums:
         self(ask)
         return known
 
-    def _plain(self, ask: Ask, who: Present, cut: slice) -> _Told:
+    def _plain(self, ask: Ask, who: Present, cut: slice) -> _OneSum:
         """Parts as they are, where nothing foretells them."""
         at, totals = who.arrived, self.rows.totals[who.arrived]
         parts = np.stack([ask.part(self.rows.one(worker)) for worker in at.tolist()])
@@ -192,7 +192,7 @@ class CodedSums:
             shares = totals[:, None] / self.rows.totals.sum()
             told = on_lattice(parts - shares * centre, step, self._dither(at, cut))
             value, size = self._down(ask, told.values.sum(axis=0) + shares.sum() * centre, cut)
-        return _Told(value, float(totals.sum()), told.sizes, size)
+        return _OneSum(value, float(totals.sum()), told.sizes, size)
 
     def _short(self, ask: Ask, parts: FloatArray, u: FloatArray) -> Coded:
         """Parts as short numbers: as few digits as cost little, each worker by itself."""
@@ -200,7 +200,7 @@ class CodedSums:
         values, sizes = zip(*told, strict=True)
         return Coded(np.stack(values), np.array(sizes, dtype=np.int64))
 
-    def _remembered(self, ask: OfWorkers, who: Present, cut: slice) -> _Told:
+    def _remembered(self, ask: OfWorkers, who: Present, cut: slice) -> _OneSum:
         """Innovations to the memories of the workers."""
         assert isinstance(ask, Ask)
         assert ask.precision is not None
@@ -218,7 +218,7 @@ class CodedSums:
         rows = float(self.rows.totals[total.heard].sum())
         exact = ask.foretold(total.value[None], np.array([rows]))[0] + rest[came].sum(axis=0)
         value, size = self._down(ask, exact, cut)
-        return _Told(value, rows, sizes[came], size)
+        return _OneSum(value, rows, sizes[came], size)
 
     def _sent(
         self, ask: OfWorkers, kept: Remembered, asked: IntArray, cut: slice
