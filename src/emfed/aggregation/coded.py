@@ -25,9 +25,9 @@ from emfed.core.sums import (
     Ask,
     FloatArray,
     IntArray,
-    Joined,
     OfWorkers,
     RowsOfWorkers,
+    Several,
     States,
     Sum,
 )
@@ -156,7 +156,7 @@ class CodedSums:
         who = Present(everyone, everyone)
         if self.present is not None:
             who = self.present(self.exchanges)
-        asks = list(ask.asks) if isinstance(ask, Joined) else [ask]
+        asks = list(ask.asks) if isinstance(ask, Several) else [ask]
         named = {one.memory for one in asks if isinstance(one, OfWorkers)}
         if named:
             self.kept = {name: kept for name, kept in self.kept.items() if name in named}

@@ -219,7 +219,7 @@ class OfWorkers(Protocol):
 
 
 @runtime_checkable
-class Joined(Protocol):
+class Several(Protocol):
     """Several asks in one exchange."""
 
     @property
