@@ -13,9 +13,7 @@ from emfed.data.files import PLAIN, TextForm
 
 MISSING = ("", "NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "null", "NULL", "None")
 """What text files write for no value."""
-ColumnKind = Literal[
-    "number", "count", "amount", "weight", "category", "time", "place", "worker", "text"
-]
+ColumnKind = Literal["number", "count", "amount", "weight", "category"]
 EXPECTED: Mapping[str, str] = {
     "number": "number",
     "count": "whole number >= 0",
@@ -36,8 +34,7 @@ class Column:
     name : str
         Its name.
     kind : str
-        "number"; "count", "amount" (>= 0) and "weight" (> 0) are numbers with limits; "category";
-        "time", "place", "worker" and "text" are words.
+        "number"; "count", "amount" (>= 0) and "weight" (> 0) are numbers with limits; "category".
     levels : sequence of str, optional
         The categories in the order of their codes; left out, those that the table holds.
     required : bool
