@@ -160,3 +160,9 @@ def test_files_and_frames_and_arrays_become_the_same_workers(tmp_path: Path) -> 
 def test_what_is_missing_can_be_said() -> None:
     found: DataTable = read(b"a\n1\n-99\n", Schema(missing=("-99",)))
     np.testing.assert_array_equal(found.rows, [[1], [np.nan]])
+
+
+def test_names_of_columns_command_no_terminal() -> None:
+    words = str(faults_of(b"\x1b[31mred,b\n1,2\nx,3\n4,5\n6,y\n7,8\n"))
+    assert "?[31mred" in words
+    assert "\x1b" not in words

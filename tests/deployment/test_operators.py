@@ -814,20 +814,20 @@ def test_files_that_unpack_to_more_than_the_memory_are_refused_unread(
     monkeypatch.setattr(files, "free_memory", lambda: 64 << 20)
     (tmp_path / "rows.csv.gz").write_bytes(gzip.compress(b"a,b\n" + b"0,0\n" * (8 << 20)))
     with pytest.raises(DataError, match="unpacks to"):
-        files.read_cells(tmp_path / "rows.csv.gz")
+        files.open_file(tmp_path / "rows.csv.gz")
     pl.DataFrame({"a": np.zeros(10 << 20)}).write_parquet(tmp_path / "rows.parquet")
     assert (tmp_path / "rows.parquet").stat().st_size < 50_000
     with pytest.raises(DataError, match="unpacks to"):
-        files.read_cells(tmp_path / "rows.parquet")
+        files.open_file(tmp_path / "rows.parquet")
     with pytest.raises(DataError, match="unpacks to"):
         _ = sources.ParquetRows(tmp_path / "rows.parquet").shape
     with zipfile.ZipFile(tmp_path / "rows.xlsx", "w", zipfile.ZIP_DEFLATED) as sheet:
         sheet.writestr("xl/worksheets/sheet1.xml", bytes(80 << 20))
     with pytest.raises(DataError, match="unpacks to"):
-        files.read_cells(tmp_path / "rows.xlsx")
+        files.open_file(tmp_path / "rows.xlsx")
     (tmp_path / "wide.csv").write_bytes(b"," * (3 << 20) + b"\n1\n")
     with pytest.raises(DataError, match="columns; at most"):
-        files.read_cells(tmp_path / "wide.csv")
+        files.open_file(tmp_path / "wide.csv")
 
 
 def test_words_of_others_command_no_terminal_and_no_spreadsheet(

@@ -119,6 +119,8 @@ class FaultReport:
             "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
             for row in rows
         ]
+        # Names of columns are others' text, which might command a terminal.
+        lines = ["".join(c if c.isprintable() else "?" for c in line) for line in lines]
         of = next(iter(files)) if not head else f"{len(files)} tables"
         if self.total > SHOWN:
             lines.append(f"  and {self.total - SHOWN} faults more")
