@@ -19,7 +19,7 @@ from emfed.data.sources import chunks
 from emfed.data.summing import HeldRows, check_rows_held
 from emfed.data.tables import Workers, apart
 from emfed.data.workers import with_columns
-from emfed.deployment.program import FitProgram, settings_of
+from emfed.fitting.program import FitProgram, settings_of
 from emfed.fitting.settings import FitSettings
 from emfed.fitting.stopping import Callback
 from emfed.network.exchange.member import Consent, Program

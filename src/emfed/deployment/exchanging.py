@@ -21,8 +21,8 @@ from emfed.data.tables import Workers
 from emfed.deployment.approval import check_approved
 from emfed.deployment.config import Config
 from emfed.deployment.consent import OfferedRows, OwnerTerms
-from emfed.deployment.program import FitProgram, settings_of
 from emfed.deployment.site import JOURNAL, MODEL
+from emfed.fitting.program import FitProgram, settings_of
 from emfed.network.addresses import alone
 from emfed.network.exchange.identities import ANALYST, KeySigner, KnownMembers
 from emfed.network.exchange.member import Consent, Ended, Follower, MemberStore, Program
