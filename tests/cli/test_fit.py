@@ -363,10 +363,10 @@ def test_a_private_fit_says_what_was_spent_and_claims_nothing_else(emfed_shell: 
     assert "epsilon" not in out
     code, _, err = emfed_shell("fit", "many.csv", "--noise-seed", 5)
     assert code == 2
-    assert "leave --noise-seed out, or give an epsilon" in err
+    assert "leave --noise-seed out, or give --epsilon" in err
     code, _, err = emfed_shell("fit", "many.csv", "--epsilon", 2, "--start", "k-means")
     assert code == 2
-    assert "epsilon and start do not go together" in err
+    assert "--epsilon and --start do not go together" in err
 
 
 def test_one_worker_runs_em_and_follow_em_reaches_the_algorithm(emfed_shell: Shell) -> None:

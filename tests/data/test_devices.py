@@ -64,7 +64,7 @@ def test_fast_needs_a_device() -> None:
 
 def test_precision_is_double_or_fast() -> None:
     wrong: Any = "single"
-    with pytest.raises(SettingsError, match="'double' or 'fast'; got 'single'"):
+    with pytest.raises(SettingsError, match="double, fast; got 'single'"):
         emfed.data.as_workers(ROWS, precision=wrong)
 
 

@@ -156,7 +156,7 @@ def test_noise_with_a_seed_is_repeated_and_called_not_private_everywhere(
 
 
 def test_a_seed_of_noise_that_has_no_noise_is_refused() -> None:
-    with pytest.raises(SettingsError, match="leave noise_seed out, or give an epsilon"):
+    with pytest.raises(SettingsError, match="leave noise_seed out, or give epsilon"):
         emfed.fit(emfed.gaussian_mixture(2), rows(300), noise_seed=1)
     for wrong in (-1, 2**64, 0.5, True):
         with pytest.raises(SettingsError, match="noise_seed must be"):

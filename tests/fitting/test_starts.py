@@ -22,7 +22,7 @@ from emfed.fitting.session import Session
 from emfed.fitting.settings import FitSettings
 from emfed.fitting.starts import search, start_search
 from emfed.fitting.starts.sketch import Sketch, drawn
-from emfed.fitting.starts.start_search import _own_sketch
+from emfed.fitting.starts.start_search import own_sketch
 from emfed.models.clusters import Buckets, lloyd, seed_centres
 from emfed.models.side_by_side import SideBySide
 from emfed.network import StackedFederation
@@ -242,7 +242,7 @@ def test_models_that_clusters_cannot_start_say_so() -> None:
     tables = make_data(6)
     with pytest.raises(emfed.SettingsError, match="start='moments'"):
         emfed.fitting.open_run(emfed.factor_analysis(1, 2), tables, start="k-means")
-    with pytest.raises(emfed.SettingsError, match="start must be parameters or one of"):
+    with pytest.raises(emfed.SettingsError, match="start must be one of"):
         emfed.fitting.open_run(make_model("full"), tables, start="k means")
     with pytest.raises(emfed.SettingsError, match="n_init"):
         emfed.fitting.open_run(make_model("full"), tables, start="auto", n_init=0)
@@ -463,7 +463,7 @@ def test_equal_weights_draw_the_rows_that_no_weights_draw(count: int) -> None:
     for weights in (None, np.ones(count), np.full(count, 0.5)):
         workers = emfed.data.as_workers(rows, sample_weight=weights)
         session = Session(emfed.gaussian_mixture(2), StackedFederation(workers), seed=1)
-        drawn_rows.append(_own_sketch(workers, session.bound.part(0), 1))
+        drawn_rows.append(own_sketch(workers, session.bound.part(0), 1))
     for other in drawn_rows[1:]:
         np.testing.assert_array_equal(other.rows, drawn_rows[0].rows)
         np.testing.assert_allclose(other.weights, drawn_rows[0].weights, rtol=1e-12)

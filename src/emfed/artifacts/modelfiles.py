@@ -24,6 +24,7 @@ from emfed.core.protocols import Model, Parameters
 from emfed.core.records import Records
 from emfed.core.registry import STORED
 from emfed.core.storage import Seal, decode, encode, load_sealed, save_sealed
+from emfed.core.wording import Wording
 
 if TYPE_CHECKING:
     from emfed.artifacts.result import Result
@@ -85,7 +86,7 @@ def read_model(path: str | Path) -> dict[str, Any]:
         found = _contents(arrays, description)
     except (EmfedError, ArithmeticError, ValueError, TypeError, LookupError, AttributeError) as e:
         if isinstance(e, ModelFileError):
-            raise ModelFileError(f"{path}: {e}") from None
+            raise ModelFileError(Wording("{}: {}", path, e.message)) from None
         raise ModelFileError(
             f"{path} is no model file of this release: its parts do not fit together "
             f"({type(e).__name__}: {str(e)[:200]})."

@@ -14,7 +14,7 @@ import pytest
 
 from emfed.data.tables import WorkerTables
 from emfed.fitting.starts import sketch
-from emfed.fitting.starts.start_search import _own_sketch
+from emfed.fitting.starts.start_search import own_sketch
 from emfed.models import (
     Categorical,
     factor_analysis,
@@ -171,14 +171,14 @@ def test_starts_that_are_tried_on_a_device_are_those_tried_here(
         for name in ("mixture", "clusters", "gaussian"):
             monkeypatch.setattr(f"emfed.models.{name}.sweep", twin.sweep)
         monkeypatch.setattr(sketch, "sweep", twin.sweep)
-    here = _own_sketch(WorkerTables([table], ["a"], None, weights), model, 0)
+    here = own_sketch(WorkerTables([table], ["a"], None, weights), model, 0)
     if where == "twin":
         there = dataclasses.replace(here, there=here.rows)
     else:
         import torch
 
         tensor = torch.as_tensor(table, device=WHERE)
-        there = _own_sketch(WorkerTables([tensor], ["a"], None, weights), model, 0)
+        there = own_sketch(WorkerTables([tensor], ["a"], None, weights), model, 0)
         assert there.there.dtype == torch.float32
     want, got = (
         [model.statistics_of(p) for p in found.starts([model], 2, 0)[0]] for found in (here, there)

@@ -47,7 +47,8 @@ class FitFields:
     )
     algorithm: Algorithm | str = setting(
         "auto",
-        "auto (the pooled answer for few bytes; alone, EM with long steps), em, FedEM or VR-FedEM.",
+        "What makes the rounds: auto (the pooled answer for few bytes; alone, EM with long steps), "
+        "em, FedEM or VR-FedEM.",
         more="In Python also an `Algorithm`.",
         takes="str or Algorithm",
         panel=ALGORITHM,
@@ -63,10 +64,10 @@ class FitFields:
     )
     start: Any = setting(
         "auto",
-        "merge (clusters of each worker's own rows), k-means (cluster sums and counts), moments "
-        "(the spread of all data), or auto: k-means where the model has clusters, else moments; "
-        "without masks merge takes its place from 50 workers on, and competes with it where there "
-        "are several starts.",
+        "Where the fit starts: merge (clusters of each worker's own rows), k-means (cluster sums "
+        "and counts), moments (the spread of all data), or auto: k-means where the model has "
+        "clusters, else moments; without masks merge takes its place from 50 workers on, and "
+        "competes with it where there are several starts.",
         more='In Python also "points" (rows of the data leave their workers), or parameters in the '
         "user's units.",
         takes="str or parameters",

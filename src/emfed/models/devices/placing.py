@@ -40,8 +40,10 @@ def check_device(name: Any) -> Any:
     asked = str(name)
     if find_spec("torch") is None:
         raise SettingsError(
-            f"device={asked!r} needs torch, which is not installed: pip install torch, or "
-            "leave device out."
+            Wording(
+                "{} needs torch, which is not installed: pip install torch, or leave {} out.",
+                *(Setting("device", asked), Setting("device")),
+            )
         )
     import torch
 
@@ -62,7 +64,11 @@ def check_device(name: Any) -> Any:
             )
         )
     if (device.index or 0) >= torch.cuda.device_count():
-        raise SettingsError(f"device={asked!r}: there are {torch.cuda.device_count()} GPUs here.")
+        raise SettingsError(
+            Wording(
+                "{}: there are {} GPUs here.", Setting("device", asked), torch.cuda.device_count()
+            )
+        )
     return device
 
 
