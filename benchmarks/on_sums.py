@@ -13,7 +13,7 @@ from sklearn.mixture import GaussianMixture
 import emfed
 from benchmarks.right import models, tables
 from emfed.fitting import FitSettings
-from emfed.fitting.on_sums import fit
+from emfed.fitting.in_process import fit
 
 STARTS = 5
 """Starts of scikit-learn, of which the best counts."""

@@ -15,10 +15,10 @@ from emfed.aggregation.coded import CodedSums, Present
 from emfed.core.sums import Finish, drive
 from emfed.data import as_workers
 from emfed.data.each import EachRows
-from emfed.fitting import FitSettings, many, on_sums
+from emfed.fitting import FitSettings, in_process, many
 from emfed.fitting.ascent import Cohort, Objective, are_many
 from emfed.fitting.convergence import Tolerance
-from emfed.fitting.driver import Watch
+from emfed.fitting.fitted import Watch
 from emfed.fitting.opening import pool
 from emfed.fitting.parallel import together
 
@@ -162,7 +162,7 @@ def test_ascents_that_share_exchanges_have_a_memory_each() -> None:
 
 def fitted(watch: Watch | None = None, **settings: Any) -> Any:
     model = settings.pop("model", MODEL)
-    return on_sums.fit(FitSettings(model, **settings), DATA, watch or Watch()).result
+    return in_process.fit(FitSettings(model, **settings), DATA, watch or Watch()).result
 
 
 def test_a_fit_of_many_starts_from_workers_own_clusters() -> None:
@@ -185,7 +185,7 @@ def test_masked_workers_are_not_asked_one_by_one() -> None:
 
 
 def test_a_range_of_many_chooses_as_pooled_rows_do() -> None:
-    fit = on_sums.fit(
+    fit = in_process.fit(
         FitSettings(lambda k: emfed.gaussian_mixture(k, "full"), n_components="2:4"), DATA
     )
     assert fit.selection is not None

@@ -18,7 +18,7 @@ import emfed
 from emfed.artifacts.result import load
 from emfed.data import as_workers
 from emfed.deployment.config import read_config
-from emfed.fitting.on_sums import fit
+from emfed.fitting.in_process import fit
 from emfed.network.addresses import free_port
 from emfed.network.exchange.statements import Entry, StatementKind
 from tests.network.processes import make_keys

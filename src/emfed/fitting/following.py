@@ -95,8 +95,7 @@ def follow(
     places = tuple(range(len(settings.numbers or (0,))))
     if several and settings.numbers is not None:
         places = within_rows(models, settings.numbers, pooled.count, remarks)
-    faithful = settings.follow_em or not settings.is_auto
-    cohort = Cohort(workers, pooled.rows, masked, faithful)
+    cohort = Cohort(workers, pooled.rows, masked, settings.faithful)
     problems = {j: _problem(settings, pooled, cohort, models[j]) for j in places}
     begun = yield from _begin(settings, list(problems.values()), own_sketch)
     candidates = yield from _compete(settings, problems, begun)
@@ -113,18 +112,17 @@ def follow(
 
 def check(settings: FitSettings) -> None:
     """Refuse settings of fits that are not told by sums of everyone's rows."""
-    if not isinstance(settings.algorithm, str) or settings.algorithm.lower() not in ("auto", "em"):
+    if not isinstance(settings.who(), Everyone):
+        raise SettingsError("a fit on sums takes part of everyone: leave participation out.")
+    if not settings.on_sums:
         raise SettingsError(
             f"a fit on sums has algorithm 'auto' or 'em'; got {settings.algorithm!r}."
         )
-    if not isinstance(settings.who(), Everyone):
-        raise SettingsError("a fit on sums takes part of everyone: leave participation out.")
 
 
 def _problem(settings: FitSettings, pooled: Pooled, cohort: Cohort, model: Any) -> Objective:
     tolerance = Tolerance(settings.tolerance, settings.field_tol)
-    accelerate = settings.long_steps and not settings.follow_em
-    return Objective(pooled.bind(model), cohort, tolerance, accelerate)
+    return Objective(pooled.bind(model), cohort, tolerance, settings.long_steps)
 
 
 def _begin(
@@ -216,11 +214,13 @@ def tries(settings: FitSettings, candidates: Sequence[Candidate]) -> int:
     """
     alone = candidates[0].problem.cohort.workers == 1
     several = len(candidates) > 1
-    if not settings.leads_on or settings.follow_em or candidates[0].problem.cohort.many:
+    if not settings.leads_on:
         return 0
     if all(isinstance(one.model, MovesComponents) for one in candidates):
         return 0 if alone or several else settings.moves
-    able = settings.is_auto and all(isinstance(one.model, SplitsComponents) for one in candidates)
+    if settings.faithful or candidates[0].problem.cohort.many:
+        return 0
+    able = all(isinstance(one.model, SplitsComponents) for one in candidates)
     return settings.moves if able and (several or not alone) else 0
 
 

@@ -19,9 +19,9 @@ from emfed.core.registry import plain
 from emfed.core.sums import Ask, Finish, Fit, Sum, finished
 from emfed.fitting.asks import LastSum
 from emfed.fitting.chronicle import Chronicle
-from emfed.fitting.driver import Fitted
+from emfed.fitting.fitted import Fitted
 from emfed.fitting.following import Conclusion, follow
-from emfed.fitting.on_sums import concluded, ending, of_named_columns
+from emfed.fitting.in_process import concluded, ending, of_named_columns
 from emfed.fitting.settings import FitSettings
 from emfed.fitting.stopping import Callback
 from emfed.fitting.words import read_words

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import signal
-import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Protocol, final, runtime_checkable
@@ -47,6 +45,7 @@ from emfed.core.protocols import (
 from emfed.core.records import Records, RoundRecord
 from emfed.core.storage import DISK, Disk, load_checkpoint, save_checkpoint
 from emfed.core.wire import count_sizes, numbers_size
+from emfed.fitting.interrupting import interrupts
 from emfed.fitting.session import Session, of_everyone, recast
 from emfed.fitting.stopping import PATIENCE, Callback, Monitor, Stop
 from emfed.fitting.verifying import better, lifted, verify
@@ -881,36 +880,3 @@ def remembered(callbacks: Iterable[Callback]) -> list[Any]:
 def under(prefix: str, arrays: dict[str, Any]) -> dict[str, Any]:
     """Arrays whose name begins with the prefix, by the rest of their name."""
     return {n.removeprefix(prefix): a for n, a in arrays.items() if n.startswith(prefix)}
-
-
-@contextlib.contextmanager
-def interrupts() -> Iterator[Callable[[], bool]]:
-    """Turn the first Ctrl-C into a flag, so that a round is never cut; the second one raises.
-
-    Within another such block the flag is that block's, so that none is lost between rounds.
-    """
-    handle = _Interrupt()
-    before = signal.getsignal(signal.SIGINT)
-    here = threading.current_thread() is threading.main_thread()
-    if not here or before is not signal.default_int_handler:
-        outer = before if here and isinstance(before, _Interrupt) else handle
-        yield outer.seen.is_set
-        return
-    signal.signal(signal.SIGINT, handle)
-    try:
-        yield handle.seen.is_set
-    finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-@final
-class _Interrupt:
-    """What Ctrl-C calls while a run makes rounds."""
-
-    def __init__(self) -> None:
-        self.seen = threading.Event()
-
-    def __call__(self, number: int, frame: Any) -> None:
-        if self.seen.is_set():
-            raise KeyboardInterrupt
-        self.seen.set()

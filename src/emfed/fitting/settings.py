@@ -219,10 +219,24 @@ class FitSettings(FitFields):
         return isinstance(self.algorithm, str) and self.algorithm.lower() == "auto"
 
     @property
+    def faithful(self) -> bool:
+        """Whether the fit is to take EM's own path, step by step."""
+        algorithm = self.method(2)
+        return isinstance(algorithm, EM) or bool(getattr(algorithm, "follow_em", False))
+
+    @property
+    def on_sums(self) -> bool:
+        """Whether the fit asks for sums over everyone's rows, and nothing else."""
+        algorithm = self.method(2)
+        quiet = isinstance(algorithm, (EM, AutoEM)) and not getattr(algorithm, "batch_size", None)
+        return quiet and isinstance(self.who(), Everyone)
+
+    @property
     def long_steps(self) -> bool:
         """Whether EM may take long steps: as ``"auto"`` alone, on models with a smooth E-step."""
         smooth = not any(isinstance(model, Clusters) for model in self.candidates())
-        return self.accelerate and self.is_auto and smooth
+        auto = isinstance(self.method(2), AutoEM) and not self.faithful
+        return self.accelerate and auto and smooth
 
     @property
     def leads_on(self) -> bool:

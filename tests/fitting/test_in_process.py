@@ -1,4 +1,4 @@
-"""The fit on sums, from settings and rows to a result (`emfed.fitting.on_sums`)."""
+"""The fit on sums, from settings and rows to a result (`emfed.fitting.in_process`)."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 import emfed
 from emfed.data import as_workers
 from emfed.data.summing import HeldRows, summary_shapes
-from emfed.fitting import FitSettings, on_sums
-from emfed.fitting.driver import Fitted, Watch
+from emfed.fitting import FitSettings, in_process
+from emfed.fitting.fitted import Fitted, Watch
 from tests.helpers import make_data, make_model
 from tests.registry import REGISTRY
 
@@ -21,7 +21,7 @@ TABLES = make_data(5, k=3, d=2, sizes=(60, 45, 30, 80))
 
 def fitted(model: Any, tables: Any, watch: Watch | None = None, **settings: Any) -> Fitted:
     workers = tables if isinstance(tables, emfed.data.Workers) else as_workers(tables)
-    return on_sums.fit(FitSettings(model, **settings), workers, watch or Watch())
+    return in_process.fit(FitSettings(model, **settings), workers, watch or Watch())
 
 
 def objective(result: emfed.Result, tables: Any) -> float:
@@ -85,7 +85,7 @@ def test_rows_may_lie_with_any_worker() -> None:
         program = follow(
             FitSettings(make_model("full")), 4, summary_shapes(make_model("full"), held.data)
         )
-        sums = on_sums.SimulatedSums(held, 1)
+        sums = in_process.SimulatedSums(held, 1)
         found.append(drive(program, sums).final.estimate.point.objective)
     assert abs(found[0] - found[1]) < 1e-6
 

@@ -30,11 +30,11 @@ from emfed.data.workers import with_columns
 from emfed.fitting.ascent import are_many
 from emfed.fitting.asks import LastSum
 from emfed.fitting.chronicle import INTERRUPTED, Chronicle, seen_in
-from emfed.fitting.driver import NOBODY, Fitted, Watch
+from emfed.fitting.fitted import NOBODY, Fitted, Watch
 from emfed.fitting.following import Candidate, Conclusion, follow
+from emfed.fitting.interrupting import interrupts
 from emfed.fitting.remarks import FEWER_COMPONENTS, shortened, unconverged
 from emfed.fitting.replay import KnownSums
-from emfed.fitting.rounds import interrupts
 from emfed.fitting.selection import (
     choose,
     floor_remarks,
