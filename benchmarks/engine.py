@@ -8,7 +8,6 @@ from __future__ import annotations
 import tempfile
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any, final
@@ -20,14 +19,16 @@ from tests.network.processes import make_keys
 
 from emfed.data import as_workers
 from emfed.data.summing import HeldRows
-from emfed.network.exchange.identities import ANALYST, KeySigner, KnownMembers
+from emfed.network.exchange.frames import new_run
+from emfed.network.exchange.identities import KeySigner, KnownMembers
 from emfed.network.exchange.member import Consent, Ended, Follower, MemberStore
 from emfed.network.exchange.member_line import MemberLine
-from emfed.network.exchange.member_thread import MemberThread, Watcher
+from emfed.network.exchange.member_runs import MemberRuns, RunMember
+from emfed.network.exchange.member_thread import Watcher
 from emfed.network.exchange.relay_server import RelayServer
 from emfed.network.exchange.statements import Agreement
 from emfed.network.exchange.transcript import Stage
-from emfed.network.keys import read_site_keys
+from emfed.network.keys import ANALYST, read_site_keys
 
 NUMBERS = 330
 """Numbers of a sum: those of Beijing's table."""
@@ -68,13 +69,15 @@ def rounds(sites: int, masked: bool, exchanges: int, delay: float = 0.0) -> dict
         make_keys(names, folder)
         keys, program = folder / "keys", Toy(exchanges, size=NUMBERS)
         known = KnownMembers(read_site_keys(keys)[0], keys / "ca.pem")
-        settings = Agreement(tuple(names), (ANALYST,), masked, program={"rounds": exchanges})
-        stop, threads, lines = threading.Event(), list[MemberThread](), list[threading.Thread]()
-        with RelayServer("127.0.0.1", 0, keys, known, folder / "relay.sqlite") as relay:
+        settings = Agreement(
+            tuple(names), (ANALYST,), masked, run=new_run(), program={"rounds": exchanges}
+        )
+        stop, sites_runs, lines = threading.Event(), list[MemberRuns](), list[threading.Thread]()
+        with RelayServer("127.0.0.1", 0, keys, known, folder / "runs") as relay:
             door = Door(relay.port, delay=delay)
             clock = _Clock(door)
 
-            def site(name: str) -> MemberThread:
+            def site(name: str) -> MemberRuns:
                 rows = HeldRows(as_workers([rng.normal(size=(20, 2))]))
                 signer = KeySigner.of_site(folder / f"{name}.key")
                 salt = signer.secret(b"rows")
@@ -83,37 +86,36 @@ def rounds(sites: int, masked: bool, exchanges: int, delay: float = 0.0) -> dict
                     accept = Consent(lambda _: program)
                     return Follower(signer, known, store, accept, rows=rows, commitment=salt)
 
-                member: MemberThread
+                runs: MemberRuns
                 line = MemberLine(
                     f"127.0.0.1:{door.port}",
-                    lambda message: member.received(message),
-                    lambda: member.connected(),
+                    lambda message: runs.received(message),
+                    lambda: runs.connected(),
                     key=folder / f"{name}.key",
                     authority=keys / "ca.pem",
                     name=name,
                     proxy=None,
                 )
                 looks = clock if name == names[0] else _Clock(door)
-                member = MemberThread(folder / f"{name}.sqlite", make, line.send, looks)
+                member = RunMember(folder / f"{name}.sqlite", make, looks)
+                runs = MemberRuns(line.send, lambda run: member)
                 lines.append(threading.Thread(target=line.run, args=(stop,), daemon=True))
-                return member
+                return runs
 
-            def analyst(send: Callable[[bytes], None]) -> MemberThread:
+            def analyst(store: MemberStore) -> Follower:
+                accept = Consent(lambda _: program)
                 signer = KeySigner.of_analyst(keys)
+                return Follower(signer, known, store, accept, settings=settings)
 
-                def make(store: MemberStore) -> Follower:
-                    accept = Consent(lambda _: program)
-                    return Follower(signer, known, store, accept, settings=settings)
-
-                return MemberThread(folder / "analyst.sqlite", make, send, _Clock(door))
-
-            threads += [site(name) for name in names]
-            send = relay.attach(ANALYST, lambda message: threads[-1].received(message))
-            threads.append(analyst(send))
-            for thread in (*threads, *lines):
-                thread.start()
-            for thread in threads:
-                thread.over.wait(600)
+            sites_runs += [site(name) for name in names]
+            for line in lines:
+                line.start()
+            reader: MemberRuns
+            reader = MemberRuns(relay.attach(ANALYST, lambda message: reader.received(message)))
+            member = RunMember(folder / "analyst.sqlite", analyst, _Clock(door))
+            reader.start(settings.run, member).over.wait(600)
+            for runs in sites_runs:
+                runs.members[settings.run].over.wait(600)
             stop.set()
             for line in lines:
                 line.join()

@@ -72,8 +72,10 @@ class Deployment:
 
     def kinds(self) -> list[StatementKind]:
         """The entries of the relay's transcript."""
-        path = self.folder / "run" / "exchange.sqlite"
-        with contextlib.suppress(sqlite3.OperationalError):  # it is not there yet
+        path = next((self.folder / "run" / "runs").glob("*.sqlite"), None)
+        if path is None:
+            return []
+        with contextlib.suppress(sqlite3.OperationalError):  # it is not whole yet
             file = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
             try:
                 rows = file.execute("SELECT data FROM entries ORDER BY place").fetchall()

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from emfed.core.errors import SettingsError
-from emfed.network.exchange.identities import ANALYST, KeySigner, KnownMembers
+from emfed.network.exchange.frames import RunList, framed, unframed
+from emfed.network.exchange.identities import KeySigner, KnownMembers
 from emfed.network.exchange.member_line import MemberLine
 from emfed.network.exchange.relay_server import RelayServer
 from emfed.network.exchange.statements import (
@@ -24,6 +25,7 @@ from emfed.network.exchange.statements import (
     StatementKind,
 )
 from emfed.network.keys import (
+    ANALYST,
     make_server_keys,
     make_site_key,
     read_public_key,
@@ -35,6 +37,7 @@ from tests.network.processes import make_keys
 SITES = ["bergen", "oslo"]
 SOON = 10.0
 """Seconds."""
+RUN, OTHER = "00000000000000a1", "00000000000000b2"
 
 
 @pytest.fixture
@@ -49,8 +52,8 @@ def members(folder: Path) -> KnownMembers:
 
 @pytest.fixture
 def relay(folder: Path) -> Iterator[RelayServer]:
-    path = folder / "relay.sqlite"
-    with RelayServer("127.0.0.1", 0, folder / "keys", members(folder), path) as server:
+    place = folder / "runs"
+    with RelayServer("127.0.0.1", 0, folder / "keys", members(folder), place) as server:
         yield server
 
 
@@ -75,6 +78,15 @@ class Caller:
         )
         self._thread.start()
         assert ready.wait(SOON)
+
+    def runs(self) -> list[str]:
+        """The runs that it was told of last."""
+        lists = [message for run, message in map(unframed, self.came) if not run]
+        return [*RunList.decode(lists[-1]).runs] if lists else []
+
+    def handed(self, run: str = RUN) -> list[HandOut]:
+        """What was handed out to it of a run."""
+        return handed(self.came, run)
 
     def close(self) -> None:
         self._stop.set()
@@ -101,15 +113,20 @@ def until(true: Any) -> None:
         time.sleep(0.01)
 
 
-def fetch(name: str, length: int = 0) -> bytes:
-    return Post(name, length, bytes(8), StatementKind.FETCH, b"", b"").encode()
+def handed(came: list[bytes], run: str = RUN) -> list[HandOut]:
+    return [HandOut.decode(message) for one, message in map(unframed, came) if one == run]
 
 
-def settings(folder: Path) -> bytes:
+def fetch(name: str, length: int = 0, run: str = RUN) -> bytes:
+    return framed(run, Post(name, length, bytes(8), StatementKind.FETCH, b"", b"").encode())
+
+
+def settings(folder: Path, run: str = RUN, sites: tuple[str, ...] = tuple(SITES)) -> bytes:
     signer = KeySigner.of_analyst(folder / "keys")
-    body = Agreement(tuple(SITES), (ANALYST,), masked=False, program={}).document()
+    body = Agreement(sites, (ANALYST,), masked=False, run=run, program={}).document()
     signed = Statement.by(signer, body)
-    return Post(ANALYST, 0, bytes(8), body.KIND, signed.body, signed.signature).encode()
+    post = Post(ANALYST, 0, bytes(8), body.KIND, signed.body, signed.signature)
+    return framed(run, post.encode())
 
 
 def test_a_relay_needs_no_model_code() -> None:
@@ -127,20 +144,60 @@ def test_entries_reach_all_who_are_connected(folder: Path, relay: RelayServer, c
     came: list[bytes] = []
     say = relay.attach(ANALYST, came.append)
     oslo = call("oslo")
-    oslo.line.send(fetch("oslo"))
-    until(lambda: oslo.came)
     say(settings(folder))
-    until(lambda: came)
+    until(lambda: handed(came))
+    until(lambda: oslo.runs() == [RUN])
     oslo.line.send(fetch("oslo"))
-    until(lambda: HandOut.decode(oslo.came[-1]).entries)
-    assert HandOut.decode(oslo.came[-1]).entries == HandOut.decode(came[-1]).entries
+    until(lambda: oslo.handed() and oslo.handed()[-1].entries)
+    assert oslo.handed()[-1].entries == handed(came)[-1].entries
+
+
+def test_members_are_told_of_the_runs_that_name_them(
+    folder: Path, relay: RelayServer, call: Any
+) -> None:
+    say = relay.attach(ANALYST, lambda data: None)
+    say(settings(folder))
+    say(settings(folder, OTHER, ("bergen",)))
+    oslo, bergen = call("oslo"), call("bergen")
+    until(lambda: set(bergen.runs()) == {RUN, OTHER})
+    until(lambda: oslo.runs() == [RUN])
+
+
+def test_a_site_begins_no_run(relay: RelayServer, call: Any) -> None:
+    oslo = call("oslo")
+    until(lambda: oslo.came)
+    oslo.line.send(fetch("oslo"))
+    until(lambda: len(oslo.came) == 2)
+    assert oslo.runs() == []
+
+
+def test_an_analyst_may_call_from_elsewhere(folder: Path, relay: RelayServer, call: Any) -> None:
+    """It shows the authority's key, which the relay need not have."""
+    came: list[bytes] = []
+    stop, ready = threading.Event(), threading.Event()
+    line = MemberLine(
+        f"127.0.0.1:{relay.port}",
+        came.append,
+        ready.set,
+        key=folder / "keys" / "ca.key",
+        authority=folder / "keys" / "ca.pem",
+        name=ANALYST,
+    )
+    thread = threading.Thread(target=line.run, args=(stop,))
+    thread.start()
+    assert ready.wait(SOON)
+    line.send(settings(folder))
+    oslo = call("oslo")
+    until(lambda: oslo.runs() == [RUN])
+    stop.set()
+    thread.join(SOON)
 
 
 def test_who_speaks_for_another_is_cut_off(relay: RelayServer, call: Any) -> None:
     oslo = call("oslo")
     oslo.line.send(fetch("bergen"))
     until(lambda: any(EXPLANATIONS[MISUSE] in words for words in oslo.news))
-    assert oslo.came == []
+    assert not oslo.handed()
 
 
 @pytest.mark.parametrize("noise", [b"", b"\x00", b"x" * 1000])
@@ -155,26 +212,26 @@ def test_noise_is_cut_off_and_others_go_on(relay: RelayServer, call: Any, noise:
 def test_a_flood_keeps_nobody_out(relay: RelayServer, call: Any) -> None:
     """Posts of the flooder's own name that mean nothing; another site is heard in between."""
     oslo, bergen = call("oslo"), call("bergen")
-    junk = Post("oslo", 0, bytes(8), StatementKind.HELLO, b"x" * 2000, b"y" * 96).encode()
+    post = Post("oslo", 0, bytes(8), StatementKind.HELLO, b"x" * 2000, b"y" * 96).encode()
+    junk = framed(RUN, post)
     for _ in range(40):
         for _ in range(50):
             oslo.line.send(junk)
         began = len(bergen.came)
         bergen.line.send(fetch("bergen"))
-        until(lambda began=began: len(bergen.came) > began)  # type: ignore[misc]
+        until(lambda began=began: len(bergen.came) > began)
 
 
-def test_a_relay_goes_on_from_its_file(folder: Path) -> None:
-    path, known = folder / "relay.sqlite", members(folder)
-    lengths = []
-    for _ in range(2):
+def test_a_relay_goes_on_from_its_files(folder: Path) -> None:
+    place, known = folder / "runs", members(folder)
+    for again in range(2):
         came: list[bytes] = []
-        with RelayServer("127.0.0.1", 0, folder / "keys", known, path) as relay:
+        with RelayServer("127.0.0.1", 0, folder / "keys", known, place) as relay:
             say = relay.attach(ANALYST, came.append)
-            say(fetch(ANALYST) if lengths else settings(folder))
-            until(lambda came=came: came)  # type: ignore[misc]
-        lengths.append(HandOut.decode(came[-1]).total)
-    assert lengths == [1, 1]
+            for run in (RUN, OTHER):
+                say(fetch(ANALYST, run=run) if again else settings(folder, run))
+                until(lambda came=came, run=run: handed(came, run))
+        assert [handed(came, run)[-1].total for run in (RUN, OTHER)] == [1, 1]
 
 
 def test_no_site_may_be_called_as_the_analyst(tmp_path: Path) -> None:

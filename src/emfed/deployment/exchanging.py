@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -24,22 +23,24 @@ from emfed.deployment.consent import OfferedRows, OwnerTerms
 from emfed.deployment.site import JOURNAL, MODEL
 from emfed.fitting.program import FitProgram, settings_of
 from emfed.network.addresses import alone
-from emfed.network.exchange.identities import ANALYST, KeySigner, KnownMembers
+from emfed.network.exchange.frames import is_run, new_run
+from emfed.network.exchange.identities import KeySigner, KnownMembers
 from emfed.network.exchange.member import Consent, Ended, Follower, MemberStore, Program
 from emfed.network.exchange.member_line import MemberLine
-from emfed.network.exchange.member_thread import MemberThread, Watcher
+from emfed.network.exchange.member_runs import MemberRuns, RunMember
+from emfed.network.exchange.member_thread import Watcher
 from emfed.network.exchange.relay import Relay
 from emfed.network.exchange.relay_server import RelayServer
 from emfed.network.exchange.statements import Agreement, Post, StatementKind
 from emfed.network.exchange.transcript import Stage
-from emfed.network.keys import read_site_keys
+from emfed.network.keys import ANALYST, read_site_keys
 from emfed.network.masking import read_roster
 from emfed.network.rules import Journal, SiteRules
 from emfed.network.site import StateReport
 
 logger = logging.getLogger(__name__)
-FILE = "exchange.sqlite"
-"""The file of a relay, and of a member, in its folder."""
+RUNS = "runs"
+"""The files of all runs, of a relay and of a member, in its folder."""
 LOOK_SECONDS = 0.1
 """Between two looks at a thread: signals are heard between them."""
 
@@ -140,41 +141,43 @@ def follow_as_site(
     def make(store: MemberStore) -> Follower:
         return Follower(signer, members, store, terms.consent(), rows=rows, commitment=commitment)
 
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    def begin(run: str) -> RunMember | None:
+        return None if runs.members else RunMember(folder / RUNS / f"{run}.sqlite", make, watcher)
+
+    (folder / RUNS).mkdir(parents=True, exist_ok=True, mode=0o700)
     with alone(folder / "join.lock") as mine:
         if not mine:
             raise EmfedError(f"another process works in {folder}: stop it first.")
-        thread: MemberThread
+        runs: MemberRuns
         line = MemberLine(
             address,
-            lambda message: thread.received(message),
-            lambda: thread.connected(),
+            lambda message: runs.received(message),
+            lambda: runs.connected(),
             key=key,
             authority=authority,
             name=signer.name,
             stay=False,
         )
-        thread = MemberThread(folder / FILE, make, line.send, watcher)
+        runs = MemberRuns(line.send, begin)
         leaving = threading.Event()
 
         def watch() -> None:
-            while not thread.over.is_set() and not (stop is not None and stop.is_set()):
+            while not runs.over and not (stop is not None and stop.is_set()):
                 time.sleep(LOOK_SECONDS)
             time.sleep(LOOK_SECONDS)  # what was said last leaves first
             leaving.set()
 
         threading.Thread(target=watch, daemon=True).start()
-        thread.start()
         try:
             line.run(leaving, report)
         finally:
-            thread.stop()
-        if thread.error is not None:
-            raise thread.error
-        if thread.end is None:
-            raise EmfedError("the fit was not over: the same command goes on from here.")
-        (folder / FILE).replace(folder / f"exchange-{time.time_ns():x}.sqlite")
-        return thread.end
+            runs.stop()
+        for thread in runs.members.values():
+            if thread.error is not None:
+                raise thread.error
+            if thread.end is not None:
+                return thread.end
+        raise EmfedError("the fit was not over: the same command goes on from here.")
 
 
 def document_of(config: Config) -> dict[str, Any]:
@@ -198,12 +201,13 @@ def serve_fit(
     document, signer = document_of(config), KeySigner.of_analyst(keys)
     sites, _ = read_site_keys(keys)
     members = KnownMembers(sites, keys / "ca.pem")
+    run = run_of(folder)
     settings = Agreement(
         tuple(sorted(sites)),
         (ANALYST,),
         config.masked(),
         newcomers=config.sites.admit,
-        run=os.urandom(8).hex(),
+        run=run,
         program=document,
     )
 
@@ -216,22 +220,20 @@ def serve_fit(
         show = (lambda record: report("round", progress(record)),)
         return FitProgram(settings_of(document, agreement.masked), show)
 
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     with alone(folder / "serve.lock") as mine:
         if not mine:
             raise EmfedError(f"another server works in {folder}.")
         watcher = _Told(config.place("output") / MODEL, report)
         watcher.act = _begins(config.sites.expected)
         host, port = config.server.host, config.server.port
-        with RelayServer(host, port, keys, members, folder / FILE, make) as server:
+        with RelayServer(host, port, keys, members, folder / RUNS, make) as server:
 
             def member(store: MemberStore) -> Follower:
                 return Follower(signer, members, store, Consent(accept), settings=settings)
 
-            thread: MemberThread
-            send = server.attach(ANALYST, lambda message: thread.received(message))
-            thread = MemberThread(folder / "analyst.sqlite", member, send, watcher)
-            thread.start()
+            runs: MemberRuns
+            runs = MemberRuns(server.attach(ANALYST, lambda message: runs.received(message)))
+            thread = runs.start(run, RunMember(folder / "analyst.sqlite", member, watcher))
             try:
                 while not thread.over.is_set():
                     time.sleep(LOOK_SECONDS)
@@ -243,6 +245,18 @@ def serve_fit(
                 return thread.end
             finally:
                 thread.stop()
+
+
+def run_of(folder: Path) -> str:
+    """The name of the run in a folder, drawn when it is asked for first."""
+    path = folder / "run.name"
+    if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_atomic(path, new_run().encode())
+    name = path.read_text("ascii")
+    if not is_run(name):
+        raise SettingsError(f"{path} is damaged: delete {folder}, or put it back from a backup.")
+    return name
 
 
 def _begins(expected: int) -> Callable[[Follower], None]:

@@ -47,6 +47,8 @@ BACKUP = (
     "put it back from a backup. Without one, `emfed keys server` makes the server's certificate "
     "anew, or in another folder an authority whose ca.pem every site must then get."
 )
+ANALYST = "analyst"
+"""The name of whoever signs settings, with the authority's key: no site may have it."""
 WARNING_DAYS = 30
 """A certificate that ends sooner is worth a word at every start of the server."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -329,13 +331,22 @@ class KeyRing:
                 logger.warning("site %s may not join: %s", name, words)
         self._bad = bad
         self._names = {fingerprint(key): (name, key) for name, key in keys.items()}
+        self._names |= self._analyst()
         self._removed = set()
         for path in sorted(self._folder.glob("removed/*.pub")):
             with contextlib.suppress(SettingsError, OSError):
                 self._removed.add(fingerprint(read_public_key(path)))
 
+    def _analyst(self) -> dict[bytes, tuple[str, PublicKey]]:
+        """Whoever has the authority's key may call: the relay of a fit may be elsewhere."""
+        path = self._folder / "ca.pem"
+        key = read_certificate(path).public_key() if path.exists() else None
+        return (
+            {fingerprint(key): (ANALYST, key)} if isinstance(key, ec.EllipticCurvePublicKey) else {}
+        )
+
     def find(self, digest: bytes) -> tuple[str, PublicKey] | None:
-        """The site whose key has this fingerprint, if it may join."""
+        """The member whose key has this fingerprint, if it may join."""
         return self._names.get(digest)
 
     def knows(self, name: str) -> bool:
@@ -396,8 +407,10 @@ def read_private_key(path: Path) -> PrivateKey:
         raise SettingsError(f"{path} is a public key: give the private one, NAME.key.")
     if os.name == "posix" and path.stat().st_mode & 0o077:
         raise SettingsError(f"{path} can be read by others: run `chmod 600 {path}`.")
+    pem = path.read_bytes().startswith(b"-----BEGIN PRIVATE KEY")  # the authority's
+    load = serialization.load_pem_private_key if pem else serialization.load_ssh_private_key
     try:
-        key = serialization.load_ssh_private_key(path.read_bytes(), None)
+        key = load(path.read_bytes(), None)
     except (ValueError, UnsupportedAlgorithm) as error:
         raise SettingsError(f"{path} is no private key in OpenSSH's format: {error}") from None
     if not isinstance(key, ec.EllipticCurvePrivateKey):

@@ -6,6 +6,7 @@ got by a way that it trusts, and a relay that runs alone needs no more than the 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import final
@@ -16,6 +17,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from emfed.core.errors import SettingsError
 from emfed.network.keys import (
+    ANALYST,
     BACKUP,
     PrivateKey,
     PublicKey,
@@ -24,9 +26,6 @@ from emfed.network.keys import (
     sign,
     verify,
 )
-
-ANALYST = "analyst"
-"""The name of whoever signs settings: no site may have it."""
 
 
 @final
@@ -87,3 +86,46 @@ class KnownMembers:
     def verify(self, name: str, message: bytes, signature: bytes) -> bool:
         """Whether the member of this name signed the message."""
         return name in self._keys and verify(self._keys[name], signature, message)
+
+
+@final
+class TrialSigner:
+    """Anybody's identity where there are no keys, which is on one machine: it shows nothing.
+
+    Its key follows from the name, so that all members know all.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name, self._key = name, _trial_key(name)
+
+    @property
+    def name(self) -> str:
+        """The member's name."""
+        return self._name
+
+    def sign(self, message: bytes) -> bytes:
+        """A signature that anybody can make."""
+        return sign(self._key, message)
+
+    def secret(self, purpose: bytes) -> bytes:
+        """32 bytes that follow from the name."""
+        seed = b"emfed trial " + self._name.encode()
+        return HKDF(hashes.SHA256(), 32, None, b"emfed identity\0" + purpose).derive(seed)
+
+
+@final
+class TrialMembers:
+    """Everybody, where there are no keys."""
+
+    def __contains__(self, name: object) -> bool:
+        return True
+
+    def verify(self, name: str, message: bytes, signature: bytes) -> bool:
+        """Whether somebody signed the message in this name."""
+        return verify(_trial_key(name).public_key(), signature, message)
+
+
+def _trial_key(name: str) -> PrivateKey:
+    """A key that follows from a name."""
+    seed = hashlib.sha256(b"emfed trial " + name.encode()).digest()
+    return ec.derive_private_key(int.from_bytes(seed, "big") | 1, ec.SECP384R1())

@@ -242,6 +242,8 @@ class Follower:
         self._rows, self._commitment, self._settings = rows, commitment, settings
         self._nonce, self._run = random(16), RunKey()
         self.name = signer.name
+        self.run = ""
+        """The run that this is to be, by the relay's word; empty: any."""
         self.transcript = Transcript(roster)
         self._program: Program | None = None
         self._greeted = False
@@ -559,6 +561,9 @@ class Follower:
         """Accept settings, find the epoch's secrets, and begin to follow."""
         about = self.transcript
         if self._stopped or about.stage is Stage.EMPTY:
+            return
+        if self.run not in ("", about.agreement.run):
+            self._end("the relay shows one run under the name of another.")
             return
         try:
             if self._program is None:

@@ -6,26 +6,32 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import final
 
 from websockets.exceptions import ConnectionClosed
 
-from emfed.network.exchange.records import DiskTrouble, RecordFile
+from emfed.core.errors import WireError
+from emfed.network.exchange.records import DiskTrouble
 from emfed.network.exchange.relay import Relay
-from emfed.network.exchange.statements import LARGEST_MESSAGE, Roster, is_post_of
+from emfed.network.exchange.relay_runs import MakeRelay, Messages, RelayRuns, RunFiles
+from emfed.network.exchange.statements import LARGEST_MESSAGE, Roster
+from emfed.network.keys import ANALYST
 from emfed.network.websocket.background import ServerLine
-from emfed.network.websocket.greeting import MISUSE, Refused
+from emfed.network.websocket.greeting import MISUSE, SILENCE_SECONDS, Refused
 from emfed.network.websocket.reception import Reception, SiteCall
 
 logger = logging.getLogger(__name__)
 TICK = 0.5
 """Seconds between two looks at the clock."""
 MOST_WAITING = 4
-"""Hand-outs that wait for a slow line: a member asks again for what it has not got."""
+"""Messages of one run that wait for a slow line: a member asks again for what it has not got."""
 DISK_PAUSE = 10.0
 """Seconds before a relay that could not write tries again."""
+_NAME = 8
+"""Bytes of a message that name its run."""
 
 
 @final
@@ -34,122 +40,174 @@ class _MemberLink(SiteCall):
 
     def __init__(self, name: str, process: bytes, digest: bytes, line: ServerLine) -> None:
         super().__init__(name, process, digest, line)
-        self.waiting: asyncio.Queue[bytes] = asyncio.Queue(MOST_WAITING)
+        self._waiting: deque[bytes] = deque()
+        self._there = asyncio.Event()
+
+    def put(self, data: bytes) -> None:
+        """Let a message wait, where not too many of its run do: the newest are lost."""
+        if sum(one.startswith(data[:_NAME]) for one in self._waiting) < MOST_WAITING:
+            self._waiting.append(data)
+            self._there.set()
+
+    async def next(self) -> bytes:
+        """The message that has waited longest."""
+        while not self._waiting:
+            self._there.clear()
+            await self._there.wait()
+        return self._waiting.popleft()
 
 
 @final
 class RelayServer(Reception[_MemberLink]):
-    """A relay that members call.
+    """A relay that members call, for any number of runs.
+
+    Members of this process are attached (`attach`); others call. Whoever of them may be an analyst
+    begins runs by speaking of them. All that crosses is `RelayRuns`' bytes: an engine other than
+    WebSockets carries the same.
 
     Parameters
     ----------
     host, port : str, int
         Where to listen; port 0 takes a free one.
-    keys : Path
-        The folder of keys: `sites` may call.
+    keys : Path or None
+        The folder of keys: `sites` may call. None: everybody of this machine, without TLS.
     roster : Roster
         Public keys of all members, those in this process, too.
-    path : Path
-        The relay's file.
+    folder : Path
+        Where the files of all runs are.
     make : callable
-        The relay's state machine; others are for tests.
+        The relay's state machine of one run; others are for tests.
     """
 
     def __init__(
         self,
         host: str,
         port: int,
-        keys: Path,
+        keys: Path | None,
         roster: Roster,
-        path: Path,
-        make: Callable[[Roster, RecordFile, float], Relay] = Relay,
+        folder: Path,
+        make: MakeRelay = Relay,
+        silence: float = SILENCE_SECONDS,
     ) -> None:
-        self._roster, self._path, self._make = roster, path, make
+        self._roster, self._folder, self._make = roster, folder, make
         self._here: dict[str, Callable[[bytes], None]] = {}
-        self._relay: Relay | None = None
-        self._file: RecordFile | None = None
+        self._runs: RelayRuns | None = None
+        self._files: RunFiles | None = None
+        self._more = False
         self._again = 0.0
         self.trouble = ""
         """What must be mended here, in words."""
-        super().__init__(host, port, keys)
+        self.contacts: dict[str, float] = {}
+        """When members last said anything, in seconds since 1970."""
+        self.received = self.sent = 0
+        """Bytes of all messages of members that call."""
+        super().__init__(host, port, keys, silence=silence)
         self._background.call(self._begin)
 
-    # For members in this process.
+    # For this process.
 
     def attach(self, name: str, deliver: Callable[[bytes], None]) -> Callable[[bytes], None]:
-        """Let a member of this process take part; gives what takes its posts."""
+        """Let a member of this process take part; gives what takes its messages."""
         self._here[name] = deliver
-        return lambda post: self._background.call(self._receive, post)
+        return lambda data: self._background.call(self._take, name, data)
+
+    def say_more(self, more: bool) -> None:
+        """Tell all members whether other runs follow, so that they stay."""
+        self._background.call(self._tell_more, more)
 
     # In the loop.
 
     def _begin(self) -> None:
-        self._open_file()
+        self._open_files()
         self._ticking = asyncio.get_running_loop().create_task(self._tick())
 
-    def _open_file(self) -> None:
+    def _open_files(self) -> None:
         """Begin with what is on the disk; where that fails, it is tried again."""
         try:
-            self._file = RecordFile(self._path)
-            self._relay = self._make(self._roster, self._file, time.monotonic())
-            self.trouble = ""
+            self._files = files = RunFiles(self._folder)
+            known, now = files.names(), time.monotonic()
+            self._runs = RelayRuns(
+                self._roster, [ANALYST], files, known, files.drop, now, self._make
+            )
+            self._runs.more, self.trouble = self._more, ""
         except DiskTrouble as error:
             self._fail(error)
 
     def _fail(self, error: DiskTrouble) -> None:
         """What is in memory may be more than what is on the disk: begin again from there."""
         logger.warning("%s", error)
-        self.trouble, self._relay = str(error), None
+        self.trouble, self._runs = str(error), None
         self._again = time.monotonic() + DISK_PAUSE
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        if self._files is not None:
+            self._files.close()
+            self._files = None
 
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK)
-            if self._relay is None and time.monotonic() >= self._again:
-                self._open_file()
-            self._act(lambda relay: relay.tick(time.monotonic()))
+            if self._runs is None and time.monotonic() >= self._again:
+                self._open_files()
+            self._act(lambda runs: runs.tick(time.monotonic()))
 
-    def _receive(self, post: bytes) -> None:
-        self._act(lambda relay: relay.receive(post, time.monotonic()))
+    def _tell_more(self, more: bool) -> None:
+        self._more = more
+        if self._runs is not None:
+            self._runs.more = more
+            self._send(self._runs.announce([*self._links]))
 
-    def _act(self, act: Callable[[Relay], list[tuple[str, bytes]]]) -> None:
-        if self._relay is None:
+    def _take(self, name: str, data: bytes) -> None:
+        self.contacts[name] = time.time()
+        try:
+            self._act(lambda runs: runs.receive(name, data, time.monotonic()))
+        except WireError as error:
+            raise Refused(MISUSE, str(error)) from None
+
+    def _act(self, act: Callable[[RelayRuns], Messages]) -> None:
+        if self._runs is None:
             return
         try:
-            said = act(self._relay)
+            said = act(self._runs)
         except DiskTrouble as error:
             self._fail(error)
             return
+        self._send(said)
+
+    def _send(self, said: Messages) -> None:
         for name, data in said:
             link = self._links.get(name)
             if name in self._here:
                 self._here[name](data)
             elif link is not None:
-                with contextlib.suppress(asyncio.QueueFull):
-                    link.waiting.put_nowait(data)
+                link.put(data)
 
     def _meet(self, name: str, process: bytes, digest: bytes, line: ServerLine) -> _MemberLink:
         return _MemberLink(name, process, digest, line)
 
     async def _converse(self, link: _MemberLink) -> None:
-        sending = asyncio.get_running_loop().create_task(self._send(link))
+        sending = asyncio.get_running_loop().create_task(self._send_all(link))
+        if self._runs is not None:
+            self._send(self._runs.announce([link.name]))
         try:
-            async for post in link.line:
+            async for data in link.line:
                 if self._links.get(link.name) is not link:
                     return
-                if not isinstance(post, bytes) or len(post) > LARGEST_MESSAGE:
+                if not isinstance(data, bytes) or len(data) > LARGEST_MESSAGE:
                     raise Refused(MISUSE, "sent what is no post")
-                if not is_post_of(link.name, post):
-                    raise Refused(MISUSE, "sent no post of its own")
-                self._receive(post)
+                self.received += len(data)
+                self._take(link.name, data)
                 await asyncio.sleep(0)  # whoever posts without end takes turns with the others
         finally:
             sending.cancel()
 
-    async def _send(self, link: _MemberLink) -> None:
+    async def _send_all(self, link: _MemberLink) -> None:
         with contextlib.suppress(ConnectionClosed):
             while True:
-                await link.line.send(await link.waiting.get())
+                data = await link.next()
+                self.sent += len(data)
+                await link.line.send(data)
+
+    async def _shut(self, code: int) -> None:
+        self._ticking.cancel()
+        await super()._shut(code)
+        if self._files is not None:
+            self._files.close()
