@@ -40,7 +40,8 @@ from emfed.network.masking import (
     to_words,
     unpack_words,
 )
-from emfed.network.store import Secret, SiteStore
+from emfed.network.spending import Secret
+from emfed.network.store import SiteStore
 from emfed.network.sums import FIXED_STEP, SiteSums, add_up, answer_shape, from_fixed, to_fixed
 from tests.helpers import OPEN
 from tests.network.masked import masked_sites

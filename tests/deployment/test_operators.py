@@ -87,9 +87,9 @@ from emfed.network import (
 )
 from emfed.network.addresses import free_port
 from emfed.network.flower.joining import stands_still
+from emfed.network.journal import Journal, check_journal
 from emfed.network.masking import pin_keys
-from emfed.network.rules import Journal, check_journal
-from emfed.network.store import Tally
+from emfed.network.spending import Tally
 from emfed.network.websocket.client import SiteConnection
 from tests.artifacts.browser import Browser
 

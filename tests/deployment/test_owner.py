@@ -23,7 +23,7 @@ from emfed.fitting.settings import FitSettings
 from emfed.models.side_by_side import SideBySide
 from emfed.network import LocalTransport, RemoteFederation, Site, SiteRules
 from emfed.network.rules import GuardedRows, Refusal
-from emfed.network.store import BLOCK
+from emfed.network.spending import BLOCK
 from tests.helpers import OPEN, make_data, make_model
 from tests.network.test_trajectories import Scales
 

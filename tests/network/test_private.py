@@ -24,7 +24,7 @@ from emfed.fitting.settings import FitSettings
 from emfed.models.bounded import Asked
 from emfed.network import LocalTransport, RemoteFederation, Site, SiteRules, StackedFederation
 from emfed.network.masking import SiteIdentity
-from emfed.network.store import Allowance
+from emfed.network.spending import Allowance
 from emfed.network.sums import SiteSums
 from tests.helpers import OPEN
 from tests.network.masked import masked_sites

@@ -51,7 +51,7 @@ def journal(folder: Folder) -> None:
     elsewhere, it shows later that nothing before it was changed.
     """
     from emfed.deployment.site import JOURNAL
-    from emfed.network.rules import check_journal
+    from emfed.network.journal import check_journal
 
     lines, wrong = check_journal(folder / JOURNAL)
     if wrong:

@@ -1,7 +1,7 @@
 """What the noise of a private fit in one process follows from: a key that nothing shows.
 
 Between machines every site draws its noise itself, from a secret on its own disk
-(`emfed.network.store.Secret`).
+(`emfed.network.spending.Secret`).
 """
 
 from __future__ import annotations

@@ -33,9 +33,10 @@ from emfed.network.exchange.relay import Relay
 from emfed.network.exchange.relay_server import RelayServer
 from emfed.network.exchange.statements import Agreement, Post, StatementKind
 from emfed.network.exchange.transcript import Stage
+from emfed.network.journal import Journal
 from emfed.network.keys import ANALYST, read_site_keys
 from emfed.network.masking import read_roster
-from emfed.network.rules import Journal, SiteRules
+from emfed.network.owner_rules import SiteRules
 from emfed.network.site import StateReport
 
 logger = logging.getLogger(__name__)

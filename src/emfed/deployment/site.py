@@ -38,9 +38,10 @@ from emfed.fitting.serving import rehearse
 from emfed.models import build_model
 from emfed.network import Site, SiteRules
 from emfed.network.addresses import alone
+from emfed.network.journal import Journal
 from emfed.network.keys import SealedDisk, read_seal
 from emfed.network.masking import SiteIdentity
-from emfed.network.rules import Journal, Refusal
+from emfed.network.rules import Refusal
 from emfed.network.site import check_ask
 from emfed.network.store import FILES, runs_in
 from emfed.network.sums import FIRST_QUESTION

@@ -17,7 +17,7 @@ from emfed.deployment.site import JOURNAL, MEMORY, read_about
 from emfed.deployment.status import LOCK, read_status
 from emfed.network.addresses import alone
 from emfed.network.rules import SiteRules
-from emfed.network.store import Allowance
+from emfed.network.spending import Allowance
 
 LAST_MESSAGES = 100
 """Messages that a site's page shows; the journal has them all."""

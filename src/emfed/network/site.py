@@ -112,6 +112,7 @@ from emfed.network.inprocess import (
     rows_with_gaps,
     stand_in,
 )
+from emfed.network.journal import Journal
 from emfed.network.masking import (
     RunKeys,
     SiteIdentity,
@@ -123,21 +124,17 @@ from emfed.network.masking import (
 )
 from emfed.network.own_clusters import SMALLEST, encode_clusters
 from emfed.network.plausible import MOST_ROWS
-from emfed.network.rules import GuardedRows, Journal, Refusal, SiteRules, counts_named
+from emfed.network.rules import GuardedRows, Refusal, SiteRules, counts_named
 from emfed.network.scoring import falls_short, scores_of, scores_width
 from emfed.network.self_check import MISFIT, first_rows, suspicions
+from emfed.network.spending import Allowance, DescribedRows, Secret, Tally, digest_of_rows
 from emfed.network.store import (
     KEPT_RUNS,
-    Allowance,
-    DescribedRows,
     Joined,
-    Secret,
     SiteStore,
     State,
-    Tally,
     clear_old,
     clear_torn,
-    digest_of_rows,
     runs_in,
 )
 from emfed.network.sums import (
@@ -478,7 +475,8 @@ class Site:
         if before is None or before.settings != settings:  # else it is the same answer again
             self._spend(chosen=False)
             if not covered:  # else noise covers who came, and a no would tell
-                self._described.check(self._data, self._secret, self.rules)
+                self.rules.check_change(self._described.fewest_changed(self._data, self._secret))
+                self._described.remember(self._data, self._secret)
         if not self._listed:
             self.rules.check_columns(wanted, self._data.columns)
         data = _arranged(self._data, wanted)

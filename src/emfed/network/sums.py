@@ -45,7 +45,8 @@ from emfed.network.masking import (
     unpack_words,
 )
 from emfed.network.rules import Refusal, SiteRules
-from emfed.network.store import KEPT_RUNS, Secret, SiteStore
+from emfed.network.spending import Secret
+from emfed.network.store import KEPT_RUNS, SiteStore
 
 NumberBlock = tuple[NDArray[Any], int]
 """Signed integers, and the bits that each takes modulo a power of two."""
