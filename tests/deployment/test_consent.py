@@ -9,11 +9,10 @@ import polars as pl
 import pytest
 
 from emfed.core.errors import EmfedError
-from emfed.core.wire import Reason
 from emfed.data import as_workers
 from emfed.deployment.consent import OfferedRows, OwnerTerms, choices_in
 from emfed.network.exchange.statements import Agreement
-from emfed.network.rules import Refusal, SiteRules
+from emfed.network.owner_rules import SiteRules
 
 SITES = ("bergen", "oslo", "tromso")
 PROGRAM: dict[str, Any] = {
@@ -80,19 +79,18 @@ def test_owners_may_allow_numbers_and_sums_without_masks() -> None:
 
 
 def test_settings_wait_for_a_person() -> None:
-    answer: list[Reason] = [Reason.NOT_NOW]
+    answer: list[bool | None] = [None]
 
-    def approve(content: Any) -> None:
+    def approve(content: Any) -> bool | None:
         assert content["columns"] == ["age", "height"]
-        if answer:
-            raise Refusal(answer[0], "the owner does not take part.")
+        return answer[0]
 
     own = terms(SiteRules(), approve=approve)
     assert own.accept(asked()) is None
-    answer[0] = Reason.REFUSED
+    answer[0] = False
     with pytest.raises(EmfedError, match="does not take part"):
         own.accept(asked())
-    answer.clear()
+    answer[0] = True
     assert own.accept(asked()) is not None
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -82,8 +82,11 @@ def answer_fit(folder: Path, fit: str, answer: bool) -> str:
     return str(found[meant[0]]["words"])
 
 
-def check_approved(folder: Path, content: Mapping[str, Any]) -> None:
-    """Refuse a fit that the owner has not agreed to; the first time, put the question."""
+Approve = Callable[[Mapping[str, Any]], bool | None]
+
+
+def owners_word(folder: Path, content: Mapping[str, Any]) -> bool | None:
+    """What the owner answered about a fit; the first time, put the question. None: nothing yet."""
     asked = {name: content.get(name) for name in ("model", "columns", "masks", "privacy")}
     asked |= {"weights": content["weights"]} if "weights" in content else {}
     fit = hashlib.sha256(as_json(asked).encode()).hexdigest()[:12]
@@ -92,13 +95,20 @@ def check_approved(folder: Path, content: Mapping[str, Any]) -> None:
         about = found.get(fit)
         if about is None:
             if sum(known.get("answer") is None for known in found.values()) >= MOST_PENDING:
-                raise Refusal(Reason.NOT_NOW, "the owner has been asked about too many fits.")
+                return None
             about = {"words": describe_fit(content), "asked": time.time(), "answer": None}
             found[fit] = about
             write_atomic(folder / APPROVALS, (json.dumps(found, indent=1) + "\n").encode())
-    if about.get("answer") is None:
+    answer = about.get("answer")
+    return answer if isinstance(answer, bool) else None
+
+
+def check_approved(folder: Path, content: Mapping[str, Any]) -> None:
+    """Refuse a fit that the owner has not agreed to; the first time, put the question."""
+    word = owners_word(folder, content)
+    if word is None:
         raise Refusal(
             Reason.NOT_NOW, "the owner has been asked about this fit, and has not answered."
         )
-    if about["answer"] is not True:
+    if not word:
         raise Refusal(Reason.REFUSED, "the owner does not take part in this fit.")

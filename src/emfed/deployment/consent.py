@@ -1,34 +1,48 @@
-"""What a site's owner agrees to, before its program follows a fit; and the rows that it offers."""
+"""What a site checks before it follows a fit, and before each pass over its rows.
+
+All of it stands in two tables, `SETTINGS` and `PASSES`. Nothing that is refused says more of the
+rows than that, and what is refused is said to the site's own people alone.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
 import hmac
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, final
 
 import numpy as np
 
 from emfed.core.errors import DataError, FederationError, SettingsError
 from emfed.core.protocols import Model
-from emfed.core.sums import FloatArray, Mean
-from emfed.core.wire import Reason
+from emfed.core.sums import Ask, FloatArray, Mean
 from emfed.data.sources import chunks
 from emfed.data.summing import HeldRows, check_rows_held
 from emfed.data.tables import Workers, apart
-from emfed.data.workers import with_columns
-from emfed.fitting.program import FitProgram, settings_of
+from emfed.data.workers import to_device, with_columns
+from emfed.deployment.approval import Approve
+from emfed.fitting.asks import Joint, Statistics
+from emfed.fitting.program import FitProgram, Told, settings_of
 from emfed.fitting.settings import FitSettings
 from emfed.fitting.stopping import Callback
+from emfed.models.components import thin
+from emfed.models.rows import mean_length
 from emfed.network.exchange.member import Consent, Program
 from emfed.network.exchange.statements import Agreement
-from emfed.network.rules import Refusal, SiteRules
-from emfed.network.site import check_ask
+from emfed.network.exchange.transcript import Transcript
+from emfed.network.owner_rules import ANY, SiteRules
+from emfed.network.spending import SiteMemory
 
-CHOICES = 0
-"""Numbers that an analyst may choose where the owner's rules say nothing of them."""
+LARGEST_MODEL, PER_CELL = 1 << 22, 16
+"""Numbers: 32 MB, or 16 times the data. Settings of 214 bytes (``times`` of 4e8) took 6.2 GB."""
+MOST_NUMBERS = 10**30
+"""More than any owner allows: products of counts are not worked out beyond, since thousands of
+counts would take seconds, and floats end at 1e308."""
+UNLIMITED = 1 << 30
+"""Where an owner sets no limit."""
 
 
 @final
@@ -39,10 +53,12 @@ class OfferedRows:
     ----------
     data : Workers
         The rows, as one worker.
+    device : optional
+        Where passes over them run; None: here.
     """
 
-    def __init__(self, data: Workers) -> None:
-        self.data = data
+    def __init__(self, data: Workers, device: Any | None = None) -> None:
+        self.data, self._device = data, device
         self._held: HeldRows | None = None
 
     def commitment(self, salt: bytes) -> bytes:
@@ -57,25 +73,33 @@ class OfferedRows:
 
     def choose(self, settings: FitSettings) -> None:
         """Take the columns of a fit, and refuse rows that its model cannot use."""
-        columns = tuple(settings.columns or ())
-        data = with_columns(self.data, columns)
+        data = with_columns(self.data, tuple(settings.columns or ()))
         check_rows_held(settings.candidates()[0], data)
-        self._held = HeldRows(data)
+        self._held = HeldRows(to_device(data, self._device))
+
+    def summary(self, model: Model) -> dict[str, FloatArray]:
+        """What a model says of the first rows of the site, as of one worker."""
+        piece = next(iter(self._chosen.data.pieces(np.zeros(1, dtype=np.int64))))
+        rows = next(iter(apart(piece))).rows
+        return {name: values[:1] for name, values in model.summary(rows).items()}
 
     def bound(self, models: Sequence[Model]) -> list[Model]:
         """The models bound to some rows of this site alone, as far as these can have them."""
-        piece = next(iter(self._chosen.data.pieces(np.zeros(1, dtype=np.int64))))
-        rows, found = next(iter(apart(piece))).rows, list[Model]()
+        found = list[Model]()
         for model in models:
             with contextlib.suppress(DataError, SettingsError):
-                summary = model.summary(rows)
-                found.append(model.bind(summary, np.array([len(rows[0])]), np.ones(1)))
+                found.append(model.bind(self.summary(model), np.array([self.count]), np.ones(1)))
         return found
 
     @property
     def _chosen(self) -> HeldRows:
         assert self._held is not None
         return self._held
+
+    @property
+    def width(self) -> int:
+        """How many columns the rows have."""
+        return max(1, len(self.data.columns or ()))
 
     @property
     def total(self) -> float:
@@ -100,7 +124,7 @@ class OfferedRows:
 @final
 @dataclass(frozen=True, eq=False)
 class OwnerTerms:
-    """What an owner agrees to, and what it was told.
+    """What an owner agrees to, and what it is told.
 
     Parameters
     ----------
@@ -108,88 +132,354 @@ class OwnerTerms:
         The site's.
     rules : SiteRules
         The owner's rules.
-    known : collection of str
-        The sites whose keys the owner pinned.
+    known : collection of str or None
+        The sites whose keys the owner pinned; None: whoever there is, in a trial without keys.
     rows : OfferedRows
         The rows.
+    memory : SiteMemory, optional
+        What was spent in other runs; None keeps nothing.
     listed : sequence of str, optional
         The columns that the owner lists for analysts to choose among.
     callbacks : tuple of callable
         Called with the record of each round.
+    told : callable
+        Called with each ask and its sum.
     approve : callable, optional
-        Asks a person about a fit: it refuses with `Refusal`, for good or for now.
+        Asks a person about a fit: True or False, or None as long as there is no answer.
     """
 
     name: str
     rules: SiteRules
-    known: Collection[str]
+    known: Collection[str] | None
     rows: OfferedRows
+    memory: SiteMemory | None = None
     listed: Sequence[str] | None = None
     callbacks: tuple[Callback, ...] = ()
-    approve: Callable[[Mapping[str, Any]], None] | None = None
+    told: Told = lambda ask, answer: None
+    approve: Approve | None = None
+    _sizes: list[int] = field(default_factory=list, init=False)
+    """How many statistics the candidates of the fit have here."""
+    _steps: list[float] = field(default_factory=lambda: [1.0], init=False)
+    """How many steps a row has here, of sequences."""
 
     def consent(self) -> Consent:
         """What the site's program asks."""
         changes = self.rules.largest_changes
-        return Consent(
-            self.accept, self.rules.smallest_set, 1 << 30 if changes is None else changes
-        )
+        limit = UNLIMITED if changes is None else changes
+        return Consent(self.accept, self.rules.smallest_set, limit, spares=limit > 0)
 
     def accept(self, agreement: Agreement) -> Program | None:
         """The program of settings that the rules allow; None while a person has not answered."""
-        try:
-            return self._accept(agreement)
-        except Refusal as refusal:
-            if refusal.reason is Reason.NOT_NOW:
+        for words in self._refusals(agreement):
+            if words is None:
                 return None
-            raise FederationError(refusal.text) from None
+            if words:
+                raise FederationError(words)
+        settings = settings_of(agreement.program or {}, agreement.masked)
+        return FitProgram(settings, self.callbacks, self.told)
 
-    def _accept(self, agreement: Agreement) -> Program:
-        about, rules, masked = dict(agreement.program or {}), self.rules, agreement.masked
-        if self.name not in agreement.sites:
-            raise FederationError(f"this fit is one of {', '.join(agreement.sites)} alone.")
-        if strangers := sorted(set(agreement.sites) - set(self.known)):
-            raise FederationError(
-                f"{', '.join(strangers)} take part, and the roster here has no key of theirs: put "
-                "their NAME.pub there with `emfed keys roster`, if you know them."
-            )
-        if not masked and not rules.unmasked:
-            raise FederationError(
-                "the owner takes part in masked sums alone (unmasked in its rules)."
-            )
-        if (chosen := choices_in(about)) > self._largest_choices:
-            raise FederationError(
-                f"an analyst chose {chosen} numbers in the settings, and the owner allows "
-                f"{self._largest_choices} (largest_choices in its rules): ask with words alone."
-            )
-        settings = settings_of(about, masked)
-        rules.check_privacy(settings.privacy)
-        if settings.privacy is not None:
-            raise FederationError("private fits do not run on this exchange yet.")
-        data, models = self.rows.data, settings.candidates()
-        for model in models:
-            check_ask(rules, model.describe(), data, masked)
-        rules.check_columns(settings.columns, self.listed or data.columns)
+    def _refusals(self, agreement: Agreement) -> Iterator[str | None]:
+        """What is wrong with the settings, one check after the other; None: not decided yet."""
+        for check_document in DOCUMENT:
+            yield check_document(self, agreement)
+        settings = settings_of(agreement.program or {}, agreement.masked)
+        asked = Settings(self, agreement, settings, settings.candidates())
+        for check_settings in SETTINGS:
+            yield check_settings(asked)
         if self.approve is not None:
-            words = {"model": models[-1].describe(), "columns": list(settings.columns or ())}
-            self.approve({**words, "masks": masked})
+            answer = self.approve(approvable(asked))
+            yield None if answer is None else "" if answer else "the owner does not take part."
         self.rows.choose(settings)
-        rules.check_opening(self.rows.count, np.empty(0))
-        bound = self.rows.bound(models)
-        rules.check_statistics(self.rows.count, bound, masked)
+        self._sizes[:] = [model.layout.size for model in self.rows.bound(asked.models)]
+        self._steps[:] = [mean_length(self.rows.summary(asked.models[0]))]
+        for check_rows in ROWS:
+            yield check_rows(asked)
 
-        def opened(rows: float) -> None:
-            try:
-                rules.check_spare(int(rows), sum(model.layout.size for model in bound))
-            except Refusal as refusal:
-                raise FederationError(refusal.text) from None
+    def before_pass(self, ask: Ask, rows: float, about: Transcript) -> None:
+        """Refuse a pass over the rows, or count it; ``rows`` are those of all sites, if known."""
+        asked = Pass(self, ask, rows, about)
+        for check in PASSES:
+            if words := check(asked):
+                raise FederationError(words)
 
-        return FitProgram(settings, self.callbacks, opened)
 
-    @property
-    def _largest_choices(self) -> int:
-        chosen = self.rules.largest_choices
-        return CHOICES if chosen == SiteRules().largest_choices or chosen is None else chosen
+@final
+@dataclass(frozen=True, eq=False)
+class Settings:
+    """Settings that a site is asked to follow."""
+
+    terms: OwnerTerms
+    agreement: Agreement
+    settings: FitSettings
+    models: Sequence[Model]
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Pass:
+    """A pass over a site's rows that a fit has come to."""
+
+    terms: OwnerTerms
+    ask: Ask
+    rows: float
+    about: Transcript
+
+
+# What a document says, before a model is made of it.
+
+
+def _takes_part(terms: OwnerTerms, agreement: Agreement) -> str:
+    others = ", ".join(agreement.sites)
+    return "" if terms.name in agreement.sites else f"this fit is one of {others} alone."
+
+
+def _knows_all(terms: OwnerTerms, agreement: Agreement) -> str:
+    strangers = [] if terms.known is None else sorted({*agreement.sites} - {*terms.known})
+    if not strangers:
+        return ""
+    return (
+        f"{', '.join(strangers)} take part, and the roster here has no key of theirs: put their "
+        "NAME.pub there with `emfed keys roster`, if you know them."
+    )
+
+
+def _masks(terms: OwnerTerms, agreement: Agreement) -> str:
+    if agreement.masked or terms.rules.unmasked:
+        return ""
+    return "the owner takes part in masked sums alone (unmasked in its rules)."
+
+
+def _chooses_little(terms: OwnerTerms, agreement: Agreement) -> str:
+    limit = terms.rules.largest_choices
+    if limit is None or (chosen := choices_in(agreement.program or {})) <= limit:
+        return ""
+    return (
+        f"an analyst chose {chosen} numbers in the settings, and the owner allows {limit} "
+        "(largest_choices in its rules): ask with words alone."
+    )
+
+
+def _has_room(terms: OwnerTerms, agreement: Agreement) -> str:
+    """The size of a model, before any memory is taken.
+
+    Where sums are masked the limit does not grow with the rows, whose number a refusal would tell.
+    """
+    rows, limit = terms.rows, terms.rules.largest_model
+    if limit is None:
+        cells = 0 if agreement.masked else int(rows.data.counts.sum()) * rows.width
+        limit = max(LARGEST_MODEL, PER_CELL * cells)
+    needed = counts_named((agreement.program or {}).get("model")) * rows.width
+    if needed <= limit:
+        return ""
+    return (
+        f"this needs about {needed:.2g} numbers here, and the owner allows {limit:.2g} "
+        "(largest_model in its rules): ask for a smaller model."
+    )
+
+
+DOCUMENT: tuple[Callable[[OwnerTerms, Agreement], str], ...] = (
+    _takes_part,
+    _knows_all,
+    _masks,
+    _chooses_little,
+    _has_room,
+)
+"""Checked first; each gives words where the owner refuses."""
+
+
+# What the settings mean.
+
+
+def _allows_model(asked: Settings) -> str:
+    allowed = asked.terms.rules.models
+    names = [str(model.describe().get("model")) for model in asked.models]
+    refused = [] if allowed is None or ANY in allowed else [n for n in names if n not in allowed]
+    if not refused or allowed is None:
+        return ""
+    return f"the owner allows the models {', '.join(allowed) or 'none'}; not {refused[0]!r}."
+
+
+def _allows_columns(asked: Settings) -> str:
+    terms = asked.terms
+    known, wanted = terms.listed or terms.rows.data.columns, asked.settings.columns
+    if terms.rules.any_columns or known is None or {*(wanted or ())} >= {*known}:
+        return ""
+    return (
+        "the owner has not listed the columns that an analyst may choose among: it does so with "
+        "--columns."
+    )
+
+
+def _makes_full_passes(asked: Settings) -> str:
+    method = asked.settings.method(len(asked.agreement.sites)).describe()
+    if asked.terms.rules.mini_batches or not method.get("batch_size"):
+        return ""
+    return "the owner answers with full passes, not with mini-batches (mini_batches in its rules)."
+
+
+def _keeps_clusters(asked: Settings) -> str:
+    if asked.terms.rules.own_clusters or asked.settings.start != "merge":
+        return ""
+    return "the owner tells no clusters of its own rows (own_clusters): ask for another start."
+
+
+def _is_private(asked: Settings) -> str:
+    privacy, rules = asked.settings.privacy, asked.terms.rules
+    if privacy is None and rules.largest_epsilon is not None:
+        return "the owner takes part in private runs alone: give the run an epsilon."
+    if privacy is not None and privacy.delta > rules.delta:
+        return f"the owner's rules allow a delta of {rules.delta:g} at most."
+    return "" if privacy is None else "private fits do not run on this exchange yet."
+
+
+SETTINGS: tuple[Callable[[Settings], str], ...] = (
+    _is_private,
+    _allows_model,
+    _allows_columns,
+    _makes_full_passes,
+    _keeps_clusters,
+)
+"""Checked before a person is asked."""
+
+
+# What they would be computed from.
+
+
+def _has_rows(asked: Settings) -> str:
+    enough = asked.terms.rows.count >= asked.terms.rules.smallest_rows
+    return "" if enough else "the owner answers for more rows than there are here."
+
+
+def _counts_rows(asked: Settings) -> str:
+    models = asked.terms.rows.bound(asked.models)
+    counted = [model.group_shares(np.zeros(model.layout.size)).size > 0 for model in models]
+    if asked.terms.rules.models is not None or all(counted):
+        return ""
+    return (
+        "this model does not tell how many rows stand behind its numbers: an owner who allows it "
+        "names it in `models`."
+    )
+
+
+def _spares_rows(asked: Settings) -> str:
+    """Without masks the site's own rows count; with masks those of all, see `PASSES`."""
+    if asked.agreement.masked:
+        return ""
+    return _too_few(asked.terms, asked.terms.rows.count)
+
+
+def _too_few(terms: OwnerTerms, rows: float) -> str:
+    """Each step of a sequence counts as a row; others' sequences are about as long."""
+    told, spare = sum(terms._sizes), terms.rules.spare_rows
+    if spare is None or rows * terms._steps[0] >= told + spare:
+        return ""
+    return (
+        f"{told} statistics of so few rows are equations that have the rows as their solution: ask "
+        "for fewer components, or use secure sums over more rows."
+    )
+
+
+def _changed_enough(asked: Settings) -> str:
+    """The difference of two runs would tell of a few rows that came or went between them."""
+    memory, data = asked.terms.memory, asked.terms.rows.data
+    if memory is None:
+        return ""
+    if 0 < memory.described.fewest_changed(data, memory.secret) < asked.terms.rules.smallest_rows:
+        return (
+            "a few of its rows are others than when it took part last: the difference of two runs "
+            "would tell of these. It joins when more have changed, or with the rows of before."
+        )
+    memory.described.remember(data, memory.secret)
+    return ""
+
+
+ROWS: tuple[Callable[[Settings], str], ...] = (
+    _has_rows,
+    _counts_rows,
+    _spares_rows,
+    _changed_enough,
+)
+"""Checked when the owner, and a person where it wants so, have agreed."""
+
+
+# What a fit has come to.
+
+
+def _adds_up_with(asked: Pass) -> str:
+    """Two sums over sets that differ by one site differ by its part."""
+    terms, members = asked.terms, asked.about.members
+    if terms.memory is None or not asked.about.agreement.masked:
+        return ""
+    change = terms.memory.company.enter(members, terms.rules.largest_changes)
+    if not change:
+        return ""
+    return (
+        f"the sites that this one adds up with would change ({change}), more often than the owner "
+        "allows (largest_changes in its rules)."
+    )
+
+
+def _has_spare_rows(asked: Pass) -> str:
+    masked = asked.about.agreement.masked
+    return _too_few(asked.terms, asked.rows) if masked and asked.rows else ""
+
+
+def _has_no_thin_component(asked: Pass) -> str:
+    """By what the sums said: all sites judge alike, so a refusal tells nothing of one of them."""
+    least = asked.terms.rules.smallest_component
+    if least is None or not asked.rows or not asked.about.agreement.masked:
+        return ""
+    for model, statistics in _places(asked.ask):
+        if thin(model.component_shares(statistics), asked.rows, least).any():
+            return (
+                f"a component of the sum of all sites has fewer than {least} rows, and the owner "
+                "does not go on from there (smallest_component in its rules): ask for fewer "
+                "components."
+            )
+    return ""
+
+
+def _places(ask: Ask) -> Iterator[tuple[Model, FloatArray]]:
+    """The models and statistics at which an ask looks at the rows."""
+    if isinstance(ask, Joint):
+        for one in ask.asks:
+            yield from _places(one)
+    elif isinstance(ask, Statistics):
+        yield ask.model, ask.statistics
+
+
+def _is_counted(asked: Pass) -> str:
+    """The last check, since it spends: refusals and repeats after a restart count, too."""
+    terms = asked.terms
+    if terms.memory is None:
+        return ""
+    limits = {"answered": terms.rules.largest_rounds}
+    if terms.memory.tally.spend(limits) is None:
+        return ""
+    return (
+        f"the owner's rules allow {terms.rules.largest_rounds} exchanges about the rows, over all "
+        "runs (largest_rounds), and they are used up."
+    )
+
+
+PASSES: tuple[Callable[[Pass], str], ...] = (
+    _adds_up_with,
+    _has_spare_rows,
+    _has_no_thin_component,
+    _is_counted,
+)
+"""Checked before each pass over the rows."""
+
+
+def approvable(asked: Settings) -> dict[str, Any]:
+    """What a person agrees to: an answer holds for all later runs of the same fit."""
+    privacy = asked.settings.privacy
+    return {
+        "model": asked.models[-1].describe(),
+        "columns": list(asked.settings.columns or ()),
+        "masks": asked.agreement.masked,
+        "privacy": None if privacy is None else [privacy.epsilon, privacy.delta],
+    }
 
 
 def choices_in(program: Mapping[str, Any]) -> int:
@@ -211,3 +501,22 @@ def _numbers(value: Any, priors: bool) -> int:
     if isinstance(value, list):
         return sum(_numbers(one, priors=True) for one in value)
     return int(isinstance(value, int | float))
+
+
+def counts_named(description: Any) -> int:
+    """About how many numbers settings make necessary: counts multiply, what is listed adds up."""
+    if isinstance(description, Mapping):
+        return _product(v for name, v in description.items() if name != "samples")
+    if isinstance(description, list | tuple):
+        return sum(max(1, counts_named(value)) for value in description)
+    if isinstance(description, str):  # a family in words, such as "categorical:5"
+        return _product(int(digits) for digits in re.findall("[0-9]{1,18}", description))
+    return min(abs(description), MOST_NUMBERS) if type(description) is int else 1
+
+
+def _product(counts: Iterable[Any]) -> int:
+    """The numbers that counts make necessary together, or `MOST_NUMBERS`."""
+    found = 1
+    for count in counts:
+        found = min(found * max(1, counts_named(count)), MOST_NUMBERS)
+    return found

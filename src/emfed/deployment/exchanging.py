@@ -9,7 +9,8 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, final
 
@@ -17,7 +18,7 @@ from emfed.core.errors import EmfedError, FederationError, SettingsError
 from emfed.core.records import RoundRecord
 from emfed.core.storage import write_atomic
 from emfed.data.tables import Workers
-from emfed.deployment.approval import check_approved
+from emfed.deployment.approval import owners_word
 from emfed.deployment.config import Config
 from emfed.deployment.consent import OfferedRows, OwnerTerms
 from emfed.deployment.site import JOURNAL, MODEL
@@ -127,16 +128,13 @@ def follow_as_site(
     commitment = rows.commitment(signer.secret(b"emfed rows"))
     watcher = _Told(folder / MODEL, report, folder / JOURNAL)
 
-    def approve(content: Mapping[str, Any]) -> None:
-        check_approved(folder, content)
-
     terms = OwnerTerms(
         signer.name,
         rules,
         set(public) | {signer.name},
         rows,
         callbacks=(lambda record: report("round", progress(record)),),
-        approve=approve if rules.ask_first else None,
+        approve=partial(owners_word, folder) if rules.ask_first else None,
     )
 
     def make(store: MemberStore) -> Follower:

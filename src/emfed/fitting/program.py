@@ -29,6 +29,7 @@ from emfed.models.naming import columns_named
 
 PLACE = "the settings"
 """What errors call the document."""
+Told = Callable[[Ask, Sum], None]
 
 
 def settings_of(program: Mapping[str, Any], masked: bool) -> FitSettings:
@@ -99,17 +100,17 @@ class FitProgram:
         What the document says.
     callbacks : tuple of callable
         Called with the record of each round.
-    opened : callable
-        Called with the rows of all sites, once they are known; it may refuse to go on.
+    told : callable
+        Called with each ask and its sum.
     """
 
     def __init__(
         self,
         settings: FitSettings,
         callbacks: tuple[Callback, ...] = (),
-        opened: Callable[[float], None] = lambda rows: None,
+        told: Told = lambda ask, answer: None,
     ) -> None:
-        self._settings, self._callbacks, self._opened = settings, callbacks, opened
+        self._settings, self._callbacks, self._told = settings, callbacks, told
 
     def begin(self, sites: tuple[str, ...], state: bytes, place: bytes) -> Fit[Reached]:
         """The fit of an epoch over these sites; under masks nobody chooses its seed alone."""
@@ -123,7 +124,7 @@ class FitProgram:
         table = np.ones((1, 2, len(settings.columns)))
         shapes = {name: value.shape[1:] for name, value in model.summary(table).items()}
         fit = follow(settings, len(sites), shapes)
-        return _followed(course, fit, sites, self._opened)
+        return _followed(course, fit, sites, self._told)
 
     def state(self, reached: Reached | None) -> bytes:
         """The model file of what was reached; empty if nothing was."""
@@ -157,7 +158,7 @@ def _followed(
     course: Chronicle,
     fit: Fit[Conclusion],
     sites: tuple[str, ...],
-    opened: Callable[[float], None],
+    told: Told,
 ) -> Fit[Reached]:
     """A fit whose rounds are kept, and which ends at its limits: by what all members know."""
     try:
@@ -172,8 +173,7 @@ def _followed(
             except Finish as finish:
                 course.stopped = "callback"
                 return Reached(finished(fit, finish), course, sites)
-            if not course.count:
-                opened(answer.rows)
+            told(ask, answer)
             _keep(course, ask, answer)
             with columns_named(course.settings.columns):
                 ask = fit.send(answer)

@@ -225,7 +225,7 @@ class SiteRules:
         preset = table.get("preset", CAREFUL)
         check_choice("preset", preset, (CAREFUL, TRUSTING))
         optional = {known.name for known in fields(cls) if "None" in str(known.type)}
-        said = {
+        said: dict[str, Any] = {
             name: None if value is False and name in optional else value
             for name, value in table.items()
             if name != "preset"

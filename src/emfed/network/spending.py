@@ -278,3 +278,57 @@ def _mixed(table: FloatArray, keys: Sequence[int]) -> NDArray[np.uint64]:
     mixed = words * np.uint64(0x9E3779B97F4A7C15)
     mixed ^= mixed >> np.uint64(29)
     return np.asarray((mixed * np.array(keys, dtype=np.uint64)).sum(axis=1, dtype=np.uint64))
+
+
+@final
+class Company:
+    """With which sites this one added up last, in any run, and how often that changed.
+
+    Two sums over sets that differ by one site differ by that site's part. So every change counts,
+    in one run or between two.
+    """
+
+    def __init__(self, directory: Path, disk: Disk = DISK) -> None:
+        self._path, self._disk = directory / "company", disk
+
+    def read(self) -> tuple[list[str], int]:
+        """The sites of the last sum, and how many changes there were."""
+        if self._disk.read(self._path) is None:
+            return [], 0
+        about = load_checkpoint(self._path, self._disk)[1]
+        return list(about["names"]), int(about["changes"])
+
+    def enter(self, names: Sequence[str], limit: int | None) -> str:
+        """Keep that these add up now; where that is a change too many, who comes and goes."""
+        known, changes = self.read()
+        if [*names] == known:
+            return ""
+        changes += bool(known)
+        if limit is not None and changes > limit:
+            pairs = ((set(names) - set(known), "comes"), (set(known) - set(names), "goes"))
+            return "; ".join(f"{', '.join(sorted(who))} {how}" for who, how in pairs if who)
+        about = {"names": [*names], "changes": changes}
+        save_checkpoint(self._path, {"none": np.empty(0)}, about, self._disk)
+        return ""
+
+
+@final
+class SiteMemory:
+    """All that a site must not forget between runs, in its folder.
+
+    Parameters
+    ----------
+    directory : Path
+        The folder.
+    disk : Disk
+        How it is written; a sealed one encrypts.
+    copies : sequence of Path
+        Folders that keep what was spent, too.
+    """
+
+    def __init__(self, directory: Path, disk: Disk = DISK, copies: Sequence[Path] = ()) -> None:
+        self.tally = Tally(directory, disk, copies)
+        self.allowance = Allowance(directory, disk, copies)
+        self.secret = Secret(directory, disk)
+        self.described = DescribedRows(directory, disk)
+        self.company = Company(directory, disk)

@@ -132,7 +132,7 @@ class Consent:
         From settings to the program that is followed. It refuses by raising `FederationError`, and
         gives None while a person has not decided yet.
     smallest_set : int
-        Sites in a set, at least.
+        Sites in a set of masked sums, at least.
     largest_changes : int
         Changes of the set, at most.
     spares : bool
@@ -512,7 +512,8 @@ class Follower:
             self._states[head] = self._program.state(reached)
             self._store.keep_state(head, self._states[head])
         if self._is_site and self.name in about.members:
-            if len(about.members) < self._consent.smallest_set:
+            too_few = len(about.members) < self._consent.smallest_set
+            if about.agreement.masked and too_few:
                 self._leave(
                     f"its owner wants {self._consent.smallest_set} sites in a set, and there are "
                     f"{len(about.members)} (smallest_set in its rules)."
