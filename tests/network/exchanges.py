@@ -84,6 +84,8 @@ class Toy:
             pass
         return np.asarray(reached)
 
+    def extend(self, rounds: int | None) -> None: ...
+
     def state(self, reached: FloatArray | None) -> bytes:
         return b"" if reached is None else reached.tobytes()
 

@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 
 import emfed
+from emfed.core.errors import FederationError
 from emfed.core.sums import Fit
 from emfed.fitting.following import Conclusion, follow
 from emfed.fitting.settings import FitSettings
 from emfed.network.exchange.records import MemoryRecords, RecordFile
-from emfed.network.exchange.statements import Added, Entry, StatementKind
+from emfed.network.exchange.statements import Added, Agreement, Entry, StatementKind
 from emfed.network.exchange.virtual import RELAY
 from tests.network.exchanges import NAMES, READER, Federation, Toy, try_plan
 
@@ -30,6 +31,8 @@ class Mixture:
     def begin(self, sites: tuple[str, ...], state: bytes, place: bytes) -> Fit[Conclusion]:
         settings = FitSettings(emfed.gaussian_mixture(3), seed=3)
         return follow(settings, len(sites), {"mean": (2,), "scatter": (2,)})
+
+    def extend(self, rounds: int | None) -> None: ...
 
     def state(self, reached: Conclusion | None) -> bytes:
         return b"" if reached is None else reached.final.estimate.point.statistics.tobytes()
@@ -183,6 +186,50 @@ def test_an_order_to_pause_holds_until_it_is_taken_back() -> None:
     network.at(500.0, lambda: network.follower(READER).order("resume"))
     assert 500 < federation.run() < 510
     all_final(federation)
+
+
+def test_who_is_expelled_and_readmitted_is_in_again() -> None:
+    federation = Federation(sites=4, program=Toy(exchanges=400))
+    network = federation.network
+    network.at(0.5, lambda: network.follower(READER).order("expel", "dora"))
+    sets = []
+
+    def readmit() -> None:
+        sets.append(network.follower("anna").transcript.members)
+        network.follower(READER).order("readmit", "dora")
+
+    network.at(5.0, readmit)
+    assert federation.run(120) < 120
+    all_final(federation)
+    assert sets == [NAMES[:3]]
+    assert network.follower("anna").transcript.members == NAMES[:4]
+
+
+def test_an_owner_that_refuses_says_why_and_others_may_begin_without() -> None:
+    def accept(agreement: Agreement) -> Toy:
+        asked.append(agreement)
+        if len(asked) == 2:  # the analyst is the first
+            raise FederationError("the owner wants no cosines.")
+        return program
+
+    asked: list[Agreement] = []
+    said: list[str] = []
+    program = Toy(exchanges=12)
+    federation = Federation(sites=4, program=program, accept=accept)
+    network = federation.network
+
+    def begin() -> None:
+        about = network.follower(READER).transcript
+        said.extend(about.refusals.values())
+        network.follower(READER).order("begin")
+
+    network.at(5.0, begin)
+    federation.run(60, lambda: federation.over())
+    final = [name for name, end in federation.ends.items() if end.final]
+    assert len(final) == 4
+    assert said == ["the owner wants no cosines."]
+    (refused,) = {end.words for end in federation.ends.values() if not end.final}
+    assert refused == "the owner wants no cosines."
 
 
 def test_a_second_process_with_the_same_key_ends_the_first() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, final
 
@@ -111,6 +111,14 @@ class FitProgram:
         told: Told = lambda ask, answer: None,
     ) -> None:
         self._settings, self._callbacks, self._told = settings, callbacks, told
+        self._rounds: int | None = None
+        self._course: Chronicle | None = None
+
+    def extend(self, rounds: int | None) -> None:
+        """Another limit on rounds from now on; None: that of the settings."""
+        self._rounds = rounds
+        if self._course is not None and rounds is not None:
+            self._course.stop = replace(self._course.stop, rounds=rounds)
 
     def begin(self, sites: tuple[str, ...], state: bytes, place: bytes) -> Fit[Reached]:
         """The fit of an epoch over these sites; under masks nobody chooses its seed alone."""
@@ -118,7 +126,8 @@ class FitProgram:
         if settings.masks:
             word = hashlib.sha256(b"emfed seed\0" + place + str(settings.seed).encode())
             settings = settings.but(seed=int.from_bytes(word.digest()[:4], "little"))
-        course = Chronicle(settings, Ledger(len(sites), sites), self._callbacks)
+        course = self._course = Chronicle(settings, Ledger(len(sites), sites), self._callbacks)
+        self.extend(self._rounds)
         model = settings.candidates()[0]
         assert settings.columns is not None
         table = np.ones((1, 2, len(settings.columns)))

@@ -92,6 +92,9 @@ class Program(Protocol):
         ``place`` are 32 bytes that nobody chose alone: the head of the chain after all hellos.
         """
 
+    def extend(self, rounds: int | None) -> None:
+        """Another limit on rounds from now on; None: that of the settings."""
+
     def state(self, reached: Any) -> bytes:
         """What the next epoch begins with; ``reached`` is None if nothing was."""
 
@@ -266,6 +269,8 @@ class Follower:
         sums about one place."""
         self._leaving = ""
         """Why this site leaves, if it does: it gives no part any more."""
+        self.refusal = ""
+        """Why the owner takes no part in this fit, if so: it is said, and then this ends."""
         self._broken = ""
         """What the fit raised, in words that are for this member alone."""
         self._marked = (b"", b"")
@@ -568,7 +573,7 @@ class Follower:
             return
         try:
             if self._program is None:
-                self._program = self._consent.make(about.agreement)
+                self._program = self._accepted()
             running = about.stage in (Stage.RUNNING, Stage.FINAL)
             if running and self._greeted and self._followed is None:
                 self._begin()
@@ -578,6 +583,22 @@ class Follower:
             self._end("the fit was ended before it had reached anything.")
         except EmfedError as error:
             self._end(str(error))
+
+    def _accepted(self) -> Program | None:
+        """The program, if the owner takes part; a site tells the others why not."""
+        about = self.transcript
+        if self.refusal:
+            if self.name in about.refusals or about.stage is Stage.FINAL:
+                self._end(self.refusal)
+            return None
+        try:
+            return self._consent.make(about.agreement)
+        except EmfedError as error:
+            if not self._is_site or self.name not in about.agreement.sites:
+                raise
+            self.refusal = str(error)
+            self._orders.append(("refuse", self.refusal))
+            return None
 
     def _begin(self) -> None:
         """Follow the present epoch's fit from its beginning through all that is known of it."""
@@ -592,6 +613,7 @@ class Follower:
         if self._is_site and self.name not in about.members:
             return
         self._states[head] = self._keys.state
+        self._program.extend(about.extended(about.began))
         fit = self._program.begin(about.members, self._keys.state, head)
         self._followed = _Followed(fit)
         self._followed.begin()
@@ -636,8 +658,11 @@ class Follower:
         assert followed is not None
         assert keys is not None
         if kind is StatementKind.ORDER:
-            if SignedOrder.decode(entry.statements[0].body).word == "finish":
+            word = SignedOrder.decode(entry.statements[0].body).word
+            if word == "finish":
                 followed.finish()
+            elif word == "extend" and self._program is not None:
+                self._program.extend(self.transcript.extended(place + 1))
         elif kind is StatementKind.NOSUM:
             followed.refused = None
         elif kind is StatementKind.SUM and followed.ask is not None:
@@ -720,7 +745,11 @@ class Follower:
             if self._settings is not None:
                 yield self._settings.document(), b""
             return
-        if about.stage is Stage.ENDED or self._program is None or len(about) < self._total:
+        if about.stage is Stage.ENDED or len(about) < self._total:
+            return
+        if self._program is None:
+            if self.refusal and about.stage is not Stage.FINAL:
+                yield from self._ordered()
             return
         if not self._greeted:
             hello = self._hello()

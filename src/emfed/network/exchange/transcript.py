@@ -14,7 +14,8 @@ RUNNING    SUM         of the exchange and attempt that are due     the next exc
 RUNNING    DIFFER      all of the set signed parts, of two states   ENDED for all
 RUNNING    NOSUM       all of the set signed it of the last sum     its next attempt is due; ENDED
                                                                     after too many
-RUNNING    ORDER       by an analyst; "leave" by the site itself    members act at this place
+RUNNING    ORDER       by an analyst; "leave" and "refuse" by the   members act at this place
+                       site itself
 RUNNING    CHANGE      all who stay signed it; they are more than   a new epoch with a new set
                        half of the first set; leavers spare them
 RUNNING    CONFIRM     all of the set signed this head              FINAL: so is the model
@@ -64,7 +65,7 @@ MOST_ATTEMPTS, MOST_ATTEMPTS_OF_A_FIT = 2, 20
 sums a little about roundings, and a relay that forges sums must not get more of them."""
 MOST_HELLOS = 1000
 """Processes of one member in a fit: each takes room on every disk, and changes every context."""
-ORDERS = ("begin", "pause", "resume", "extend", "finish", "expel", "leave")
+ORDERS = ("begin", "pause", "resume", "extend", "finish", "expel", "readmit", "leave", "refuse")
 LARGEST_TRANSCRIPT = 1 << 20
 """Entries: a fit of a thousand rounds has some thousands."""
 
@@ -119,6 +120,10 @@ class Transcript:
         self.leavers: set[str] = set()
         """Sites that said that they leave, or that an analyst expelled."""
         self.expelled: set[str] = set()
+        self.refusals: dict[str, str] = {}
+        """Why sites that have not said hello take no part, in their own words."""
+        self.extensions: list[tuple[int, int]] = []
+        """Places of orders that gave the fit another limit on rounds, and the limits."""
         self._left: dict[str, int] = {}
         """Where sites were left behind."""
         self.numbers: dict[str, int] = {}
@@ -147,6 +152,10 @@ class Transcript:
     def hellos_at(self, place: int) -> dict[str, Hello]:
         """The newest hello of each member before this place."""
         return {name: hello for at, name, hello in self._greetings if at < place}
+
+    def extended(self, place: int) -> int | None:
+        """The limit on rounds by the last order before this place, if there was one."""
+        return next((n for at, n in reversed(self.extensions) if at < place), None)
 
     @property
     def lacking(self) -> tuple[str, ...]:
@@ -261,6 +270,7 @@ class Transcript:
         self._greetings.append((len(self), author, hello))
         self.sealed.discard(author)
         self.leavers.discard(author)
+        self.refusals.pop(author, None)
         if self.stage is Stage.GATHERING and all(s in self.hellos for s in self.agreement.sites):
             self._begin(self.agreement.sites, self.agreement.sites)
 
@@ -323,6 +333,7 @@ class Transcript:
         author, body = self._one(entry)
         assert isinstance(body, SignedOrder)
         itself = body.word == "leave" and body.argument == author in self.agreement.sites
+        itself |= body.word == "refuse" and author in self.agreement.sites
         if body.settings != self.settings:
             raise WireError(f"an order of {author} in another fit.")
         if body.word not in ORDERS or not (itself or author in self.agreement.analysts):
@@ -345,6 +356,16 @@ class Transcript:
             self._part_with(body.argument)
         elif body.word in ("pause", "resume"):
             self.paused = body.word == "pause"
+        elif body.word == "readmit":
+            self.leavers.discard(body.argument)
+            self.expelled.discard(body.argument)
+            self._left.pop(body.argument, None)
+        elif body.word == "refuse":
+            self.refusals[author] = body.argument
+        elif body.word == "extend":
+            if not body.argument.isdigit() or len(body.argument) > 9:
+                raise WireError("a limit on rounds that is no number.")
+            self.extensions.append((len(self), int(body.argument)))
         elif body.word == "finish" and self.stage is Stage.GATHERING:
             self.stage, self.words = Stage.ENDED, "the fit was ended before it began."
         self.numbers[author] = body.number
