@@ -27,8 +27,9 @@ from emfed.core.settings.fit import FitFields
 from emfed.core.wording import Setting, Wording
 from emfed.data.placing import check_precision
 from emfed.data.workers import to_device
-from emfed.fitting.driver import Watch, threads_of
 from emfed.fitting.driver import run_fit as drive
+from emfed.fitting.driver import threads_of
+from emfed.fitting.fitted import Watch
 from emfed.fitting.progress import progress
 from emfed.fitting.selection import with_setting
 from emfed.fitting.settings import FitSettings, read_range

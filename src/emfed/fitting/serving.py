@@ -27,7 +27,8 @@ from emfed.core.errors import CheckpointError, EmfedError, ParticipationError
 from emfed.core.protocols import View
 from emfed.core.records import RoundRecord
 from emfed.core.storage import load_checkpoint, remove_torn, save_checkpoint
-from emfed.fitting.driver import Fitted, Watch, run_fit
+from emfed.fitting.driver import run_fit
+from emfed.fitting.fitted import Fitted, Watch
 from emfed.fitting.settings import ROUNDS, FitSettings, worker_weights
 from emfed.fitting.stopping import Callback
 from emfed.models.binding import Bound, of_columns

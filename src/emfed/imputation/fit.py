@@ -24,7 +24,8 @@ from emfed.core.settings.impute import ImputeFields, Mode
 from emfed.core.streams import check_seed
 from emfed.core.wording import Setting, Wording
 from emfed.data.workers import WorkerData
-from emfed.fitting.driver import Watch, run_fit, threads_of
+from emfed.fitting.driver import run_fit, threads_of
+from emfed.fitting.fitted import Watch
 from emfed.fitting.progress import progress as progress_bar
 from emfed.fitting.rounds import opening_record
 from emfed.fitting.settings import FitSettings, participants

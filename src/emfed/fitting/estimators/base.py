@@ -25,7 +25,7 @@ from emfed.data.sources import Source
 from emfed.data.tables import Workers
 from emfed.data.weights import check_row_weights
 from emfed.data.workers import open_table
-from emfed.fitting.driver import NOBODY, Fitted, open_run, result_of, run_fit, shown
+from emfed.fitting.driver import open_run, result_of, run_fit, shown
 from emfed.fitting.estimators.intake import (
     as_frame,
     find_categories,
@@ -37,6 +37,7 @@ from emfed.fitting.estimators.intake import (
     same_columns,
     tables_of,
 )
+from emfed.fitting.fitted import NOBODY, Fitted
 from emfed.fitting.rounds import Run
 from emfed.fitting.selection import with_setting
 from emfed.fitting.session import Session
