@@ -22,7 +22,7 @@ import emfed
 from emfed.aggregation import coded
 from emfed.core.ledger import DIRECTIONS
 from emfed.core.sums import Ask, Sum, drive
-from emfed.data.each import EachRows
+from emfed.data.held import HeldWorkers
 from emfed.data.summing import HeldRows
 from emfed.fitting import many
 from emfed.fitting.ascent import Cohort, Objective
@@ -79,7 +79,7 @@ def tables(quick: bool = False) -> Iterator[Table]:
 def run(table: Table, without: str, start: Any, seed: int) -> dict[str, Any]:
     """One fit without a mechanism: log-likelihoods and bytes a worker, round by round."""
     data = table.data
-    sums, held = coded.CodedSums(EachRows(data), seed), HeldRows(data)
+    sums, held = coded.CodedSums(HeldWorkers(data), seed), HeldRows(data)
     found: list[tuple[float, float, float]] = []
 
     def answer(ask: Ask) -> Sum:

@@ -12,6 +12,7 @@ from sklearn.mixture import GaussianMixture
 
 import emfed
 from benchmarks.right import models, tables
+from emfed.data.held import HeldWorkers
 from emfed.fitting import FitSettings
 from emfed.fitting.in_process import fit
 
@@ -37,7 +38,7 @@ def bench_on_sums(k: int = 4, seeds: int = 2) -> Iterator[dict[str, Any]]:
 
 def _ours(model: Any, workers: Any, rows: np.ndarray, seed: int, moves: int) -> dict[str, float]:
     began = time.perf_counter()
-    result = fit(FitSettings(model, seed=seed, moves=moves), workers).result
+    result = fit(FitSettings(model, seed=seed, moves=moves), HeldWorkers(workers)).result
     return {
         "log_likelihood": result.log_likelihood(rows),
         "rounds": result.rounds,

@@ -16,6 +16,7 @@ from emfed.core.errors import WireError
 from emfed.core.sums import Precision, drive
 from emfed.data import as_workers
 from emfed.data.each import EachRows
+from emfed.data.held import HeldWorkers
 from emfed.data.summing import HeldRows
 from emfed.fitting.asks import Statistics
 from emfed.fitting.many import Tracked
@@ -24,7 +25,7 @@ from emfed.fitting.opening import Pooled, pool
 N, D, K = 12, 3, 2
 RNG = np.random.default_rng(3)
 DATA = as_workers([RNG.normal(3 * (j % 2), 1, size=(20 + j, D)) for j in range(N)])
-ROWS = EachRows(DATA)
+ROWS, EACH = HeldWorkers(DATA), EachRows(DATA)
 SHAPES = {"mean": (D,), "scatter": (D * (D + 1) // 2,)}
 
 
@@ -150,10 +151,10 @@ def test_who_is_away_stands_for_itself() -> None:
     sums(ask_at(first, step=1e-6))
     told = sums(ask_at(second, step=1e-6))
     assert (told.missing, told.rows) == (N - 5, len(DATA.rows))
-    here = [ask_at(second).part(ROWS.one(j)) for j in range(5)]
+    here = [ask_at(second).part(EACH.one(j)) for j in range(5)]
     away = []
     for j in range(5, N):
-        one = ROWS.one(j)
+        one = EACH.one(j)
         held = Statistics(MODEL, first, ask_at(first).precision)
         seen = held.metric.unwhiten(held.part(one)[:-2]) + one.total * first
         white = ask_at(second).inner.metric.whiten(seen - one.total * second)

@@ -15,7 +15,7 @@ from emfed.algorithms.steps import batch_indices
 from emfed.core.streams import Purpose, uniforms
 from emfed.core.sums import drive
 from emfed.data import as_workers
-from emfed.data.each import EachRows
+from emfed.data.held import HeldWorkers
 from tests.helpers import make_data, make_model
 from tests.literal import literal_fedem, literal_vr_fedem
 
@@ -63,7 +63,7 @@ def path(run: Any, workers: Any, rounds: int, seed: int = 77) -> tuple[paper.Ser
 def test_gathers_lead_where_messages_lead(algorithm: Any) -> None:
     """Same random numbers, same trajectory, same bytes of payloads."""
     run = begun(algorithm, "tied" if algorithm.in_metric else "known")
-    workers = GatheredAnswers(EachRows(as_workers(TABLES)))
+    workers = GatheredAnswers(HeldWorkers(as_workers(TABLES)))
     ended, _ = path(run, workers, 20)
     while run.state.round <= 20:
         run.step()
@@ -87,7 +87,7 @@ def test_gathers_lead_where_the_paper_leads(name: str, replacement: bool) -> Non
     reduced = name == "VR-FedEM"
     algorithm = emfed.VRFedEM(inner_rounds=inner, **common) if reduced else emfed.FedEM(**common)
     run = begun(algorithm)
-    ended, asked = path(run, GatheredAnswers(EachRows(as_workers(TABLES))), rounds)
+    ended, asked = path(run, GatheredAnswers(HeldWorkers(as_workers(TABLES))), rounds)
     frame = run.model.constants.frame
     inside = [(table - frame.origin) / frame.scale for table in TABLES]
     s0 = run.state.statistics
@@ -127,7 +127,7 @@ def test_memories_are_what_was_counted_whatever_is_lost(seed: int) -> None:
         return Present(asked, asked[rng.random(len(asked)) < 0.7])
 
     run = begun(emfed.VRFedEM(DITHERING, step_size=0.1, memory_rate=0.4, batch_size=5))
-    workers = GatheredAnswers(EachRows(as_workers(TABLES)), present)
+    workers = GatheredAnswers(HeldWorkers(as_workers(TABLES)), present)
     drawn, start = emfed.algorithms.Bernoulli(P), run.state.statistics
     fit = paper.fed_em(run.model, run.algorithm, WEIGHTS, start, 60, drawn, 5)
     ask = next(fit)

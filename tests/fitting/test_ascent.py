@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from emfed.aggregation.simulated import SimulatedSums
 from emfed.core.sums import Ask, Finish, Fit, drive
 from emfed.data import as_workers
-from emfed.data.summing import HeldRows
+from emfed.data.held import HeldWorkers
 from emfed.fitting.ascent import Cohort, Objective, ascend, look
 from emfed.fitting.asks import LIKELIHOOD_STEP
 from emfed.fitting.convergence import Convergence, Tolerance, remaining
@@ -29,7 +29,7 @@ def problem(kind: str = "full", tables: Any = TABLES, **options: Any) -> Objecti
 
 
 def answers(tables: Any = TABLES, workers: int | None = None) -> SimulatedSums:
-    return SimulatedSums(HeldRows(as_workers(tables)), workers or len(tables), 1)
+    return SimulatedSums(HeldWorkers(as_workers(tables)), workers or len(tables), 1)
 
 
 def start_of(one: Objective, seed: int) -> Any:

@@ -10,7 +10,8 @@ import pytest
 
 import emfed
 from emfed.data import as_workers
-from emfed.data.summing import HeldRows, summary_shapes
+from emfed.data.held import HeldWorkers
+from emfed.data.summing import summary_shapes
 from emfed.fitting import FitSettings, in_process
 from emfed.fitting.fitted import Fitted, Watch
 from tests.helpers import make_data, make_model
@@ -21,7 +22,7 @@ TABLES = make_data(5, k=3, d=2, sizes=(60, 45, 30, 80))
 
 def fitted(model: Any, tables: Any, watch: Watch | None = None, **settings: Any) -> Fitted:
     workers = tables if isinstance(tables, emfed.data.Workers) else as_workers(tables)
-    return in_process.fit(FitSettings(model, **settings), workers, watch or Watch())
+    return in_process.fit(FitSettings(model, **settings), HeldWorkers(workers), watch or Watch())
 
 
 def objective(result: emfed.Result, tables: Any) -> float:
@@ -81,7 +82,7 @@ def test_rows_may_lie_with_any_worker() -> None:
     rows = np.random.default_rng(0).permutation(np.concatenate(TABLES))
     found = []
     for tables in (TABLES, np.array_split(rows, 4)):
-        held = HeldRows(as_workers(tables))
+        held = HeldWorkers(as_workers(tables))
         program = follow(
             FitSettings(make_model("full")), 4, summary_shapes(make_model("full"), held.data)
         )

@@ -14,7 +14,7 @@ import emfed
 from emfed.aggregation.coded import CodedSums, Present
 from emfed.core.sums import Finish, drive
 from emfed.data import as_workers
-from emfed.data.each import EachRows
+from emfed.data.held import HeldWorkers
 from emfed.fitting import FitSettings, in_process, many
 from emfed.fitting.ascent import Cohort, Objective, are_many
 from emfed.fitting.convergence import Tolerance
@@ -35,7 +35,7 @@ SHAPES = {name: v.shape[1:] for name, v in MODEL.summary(DATA.worker(0)[None]).i
 
 
 def begun() -> tuple[Any, Any]:
-    told = drive(pool(MODEL, SHAPES), CodedSums(EachRows(DATA)))
+    told = drive(pool(MODEL, SHAPES), CodedSums(HeldWorkers(DATA)))
     model = told.bind(MODEL)
     start = emfed.fit(MODEL, DATA, rounds=0, seed=1).params
     problem = Objective(model, Cohort(N, told.rows, masked=False), Tolerance(1e-7))
@@ -55,14 +55,14 @@ def pooled(statistics: Any) -> float:
 
 
 def test_it_ends_at_a_fixed_point_of_em() -> None:
-    found = drive(many.ascend_with_many(PROBLEM, START), CodedSums(EachRows(DATA)))
+    found = drive(many.ascend_with_many(PROBLEM, START), CodedSums(HeldWorkers(DATA)))
     assert found.converged
     assert pooled(found.point.statistics) < 1e-5
 
 
 def test_local_steps_are_made_by_workers_that_are_alike() -> None:
     steps = []
-    sums = CodedSums(EachRows(DATA), 1)
+    sums = CodedSums(HeldWorkers(DATA), 1)
 
     def answer(ask: Any) -> Any:
         steps.append(getattr(ask, "steps", 1))
@@ -80,7 +80,7 @@ def test_workers_that_are_away_do_not_keep_it_from_ending() -> None:
         there = np.flatnonzero(rng.random(N) < 0.9) if exchange > 3 else np.arange(N)
         return Present(there, there)
 
-    sums = CodedSums(EachRows(DATA), 2, present)
+    sums = CodedSums(HeldWorkers(DATA), 2, present)
     left = iter(range(60))
     found = drive(
         many.ascend_with_many(PROBLEM, START),
@@ -123,17 +123,17 @@ def test_momentum_helps_workers_that_differ() -> None:
         for j in range(N)
     ]
     data, rounds = as_workers(own), list[int]()
-    told = drive(pool(MODEL, SHAPES), CodedSums(EachRows(data)))
+    told = drive(pool(MODEL, SHAPES), CodedSums(HeldWorkers(data)))
     model = told.bind(MODEL)
     problem = Objective(model, Cohort(N, told.rows, masked=False), Tolerance(1e-7))
     start = model.statistics_of(model.from_user(emfed.fit(MODEL, data, rounds=0, seed=1).params))
     for momentum in (many.with_momentum, lambda model, walk, ask, led: (0, led)):
         with patch.object(many, "with_momentum", momentum):
-            walk = drive(many.walked(model, problem.cohort, start), CodedSums(EachRows(data)))
+            walk = drive(many.walked(model, problem.cohort, start), CodedSums(HeldWorkers(data)))
         rounds.append(walk.rounds)
         assert walk.apart > many.LARGEST_DRIFT
     assert rounds[0] <= rounds[1]
-    found = drive(many.climb(problem, start), CodedSums(EachRows(data)))
+    found = drive(many.climb(problem, start), CodedSums(HeldWorkers(data)))
     step = (
         model.expected_statistics(data.rows[None], model.maximize(found.point.statistics))[0]
         - found.point.statistics
@@ -143,7 +143,7 @@ def test_momentum_helps_workers_that_differ() -> None:
 
 def test_ascents_that_share_exchanges_have_a_memory_each() -> None:
     """Each is told apart; what has ended is forgotten."""
-    sums, kept = CodedSums(EachRows(DATA), 3), list[int]()
+    sums, kept = CodedSums(HeldWorkers(DATA), 3), list[int]()
 
     def answer(ask: Any) -> Any:
         found = sums(ask)
@@ -162,7 +162,9 @@ def test_ascents_that_share_exchanges_have_a_memory_each() -> None:
 
 def fitted(watch: Watch | None = None, **settings: Any) -> Any:
     model = settings.pop("model", MODEL)
-    return in_process.fit(FitSettings(model, **settings), DATA, watch or Watch()).result
+    return in_process.fit(
+        FitSettings(model, **settings), HeldWorkers(DATA), watch or Watch()
+    ).result
 
 
 def test_a_fit_of_many_starts_from_workers_own_clusters() -> None:
@@ -186,7 +188,8 @@ def test_masked_workers_are_not_asked_one_by_one() -> None:
 
 def test_a_range_of_many_chooses_as_pooled_rows_do() -> None:
     fit = in_process.fit(
-        FitSettings(lambda k: emfed.gaussian_mixture(k, "full"), n_components="2:4"), DATA
+        FitSettings(lambda k: emfed.gaussian_mixture(k, "full"), n_components="2:4"),
+        HeldWorkers(DATA),
     )
     assert fit.selection is not None
     assert fit.selection.n_components == 3

@@ -17,6 +17,7 @@ import pytest
 import emfed
 from emfed.artifacts.result import load
 from emfed.data import as_workers
+from emfed.data.held import HeldWorkers
 from emfed.deployment.config import read_config
 from emfed.fitting.in_process import fit
 from emfed.network.addresses import free_port
@@ -115,7 +116,7 @@ class Deployment:
         """The same fit in one process, from the seed that the sites agreed on."""
         settings = read_config(self.folder / "run.toml").settings.but(scores=False, seed=seed)
         tables = {name: pl.DataFrame(self.rows[name], schema=list(NAMES)) for name in SITES}
-        return fit(settings, as_workers(tables)).result
+        return fit(settings, HeldWorkers(as_workers(tables))).result
 
 
 @pytest.fixture

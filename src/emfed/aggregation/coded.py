@@ -23,10 +23,10 @@ from emfed.core.messages import GRID
 from emfed.core.streams import Purpose, uniforms
 from emfed.core.sums import (
     Ask,
+    AskedWorkers,
     FloatArray,
     IntArray,
     OfWorkers,
-    RowsOfWorkers,
     Several,
     States,
     Sum,
@@ -108,8 +108,8 @@ class CodedSums:
 
     Parameters
     ----------
-    rows : RowsOfWorkers
-        The rows of all workers.
+    rows : AskedWorkers
+        All workers.
     seed : int
         The seed of the dithers, which all members share.
     present : callable, optional
@@ -120,18 +120,18 @@ class CodedSums:
     Examples
     --------
     >>> import emfed
-    >>> from emfed.data.each import EachRows
+    >>> from emfed.data.held import HeldWorkers
     >>> from emfed.core.sums import drive
     >>> from emfed.fitting.opening import pool
     >>> data = emfed.data.synthetic_federation(workers=4, rows_per_worker=50)
     >>> model = emfed.gaussian_mixture(2, "tied")
-    >>> sums = CodedSums(EachRows(data))
+    >>> sums = CodedSums(HeldWorkers(data))
     >>> shapes = {n: v.shape[1:] for n, v in model.summary(data.worker(0)[None]).items()}
     >>> drive(pool(model, shapes), sums).rows
     200.0
     """
 
-    rows: RowsOfWorkers
+    rows: AskedWorkers
     seed: int = 0
     present: Callable[[int], Present] | None = None
     ledger: Ledger | None = None
@@ -181,7 +181,7 @@ class CodedSums:
     def _plain(self, ask: Ask, who: Present, cut: slice) -> _OneSum:
         """Parts as they are, where nothing foretells them."""
         at, totals = who.arrived, self.rows.totals[who.arrived]
-        parts = np.stack([ask.part(self.rows.one(worker)) for worker in at.tolist()])
+        parts = self.rows.each(ask, at)
         if ask.precision is None:
             told = self._short(ask, parts, self._dither(at, cut))
             u = self._dither(SERVER, cut, Purpose.BROADCAST)[0]
@@ -232,7 +232,7 @@ class CodedSums:
         step = np.broadcast_to(ask.precision.step, (ask.size,))
         fresh = asked[kept.states["pending_at"][asked] != self.exchanges]
         mine, totals = kept.of(fresh), self.rows.totals[fresh]
-        parts = ask.parts(self.rows, fresh, mine)
+        parts = self.rows.parts(ask, fresh, mine)
         if not np.isfinite(parts).all():
             worker = int(fresh[~np.isfinite(parts).all(axis=1)][0])
             raise NumericalError(f"worker {worker}: the E-step gave a number that is not finite.")

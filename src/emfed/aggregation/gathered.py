@@ -10,7 +10,7 @@ import numpy as np
 
 from emfed.aggregation.coded import ENVELOPE_DOWN, ENVELOPE_UP, Present
 from emfed.core.ledger import Ledger
-from emfed.core.sums import Answers, Gather, IntArray, RowsOfWorkers, States
+from emfed.core.sums import Answers, AskedWorkers, Gather, IntArray, States
 
 
 @final
@@ -20,15 +20,15 @@ class GatheredAnswers:
 
     Parameters
     ----------
-    rows : RowsOfWorkers
-        The rows of all workers.
+    rows : AskedWorkers
+        All workers.
     present : callable, optional
         From the number of the exchange to who is there; None: always everyone.
     ledger : Ledger, optional
         What counts the bytes; None: a new one.
     """
 
-    rows: RowsOfWorkers
+    rows: AskedWorkers
     present: Callable[[int], Present] | None = None
     ledger: Ledger | None = None
     exchanges: int = field(default=0, init=False)
@@ -56,7 +56,7 @@ class GatheredAnswers:
             fields = ask.fields()
             self.states = {name: np.stack([np.asarray(v)] * n) for name, v in fields.items()}
         mine = {name: column[asked] for name, column in self.states.items()}
-        replies = ask.answer(self.rows, asked, mine)
+        replies = self.rows.answers(ask, asked, mine)
         for name, column in mine.items():
             self.states[name][asked] = column
         kept = np.isin(replies.workers, arrived)

@@ -11,7 +11,7 @@ from emfed.aggregation.lattice import DIGEST_BYTES, FURTHER_ATTEMPTS, TAG_BYTES,
 from emfed.core.errors import NumericalError
 from emfed.core.ledger import DIRECTIONS, Ledger
 from emfed.core.streams import Purpose, uniforms
-from emfed.core.sums import Ask, FloatArray, Rows, Sum
+from emfed.core.sums import Ask, AskedWorkers, FloatArray, Sum
 
 
 @final
@@ -25,8 +25,8 @@ class SimulatedSums:
 
     Parameters
     ----------
-    rows : Rows
-        The rows of all workers.
+    rows : AskedWorkers
+        All workers.
     workers : int
         How many they are; one alone rounds nothing.
     seed : int
@@ -35,7 +35,7 @@ class SimulatedSums:
         What counts the bytes that messages between machines would have.
     """
 
-    rows: Rows
+    rows: AskedWorkers
     workers: int
     seed: int = 0
     ledger: Ledger | None = None
@@ -46,10 +46,10 @@ class SimulatedSums:
 
     def __call__(self, ask: Ask) -> Sum:
         """The sum over all workers."""
-        value = ask.part(self.rows)
+        value, total = self.rows.sum(ask), float(self.rows.totals.sum())
         self.exchanges += 1
         if self.workers == 1 and np.isfinite(value).all():
-            return Sum(value, self.rows.total)
+            return Sum(value, total)
         size = 0
         for attempt in range(1 + FURTHER_ATTEMPTS):
             lattice = Lattice.of(ask.precision, ask.size, attempt)
@@ -57,7 +57,7 @@ class SimulatedSums:
             rounded = lattice.round(value, self._roundings(attempt, ask.size))
             if rounded is not None:
                 self._count(ask, size)
-                return Sum(rounded, self.rows.total, lattice.noise(self.workers), 0, size)
+                return Sum(rounded, total, lattice.noise(self.workers), 0, size)
             self.attempts += 1
         raise NumericalError(
             f"a sum is not finite, or far from what was expected: {ask.words()}. Look for values "

@@ -283,6 +283,44 @@ class Answers:
     lost: IntArray
 
 
+class AskedWorkers(Protocol):
+    """All workers of one driver, and what they answer: their rows are here or in other processes.
+
+    Workers have numbers from 0, and ``workers`` is an increasing array of them.
+    """
+
+    names: Sequence[str] | None
+    """What the workers are called, where they have names."""
+    columns: tuple[str, ...] | None
+    """What the columns are called, where they have names."""
+    totals: FloatArray
+    """What each worker counts for, in rows."""
+    counts: IntArray
+    """How many rows of each worker have a weight."""
+    streaming: bool
+    """Whether some worker gives fresh rows each round."""
+
+    def view(
+        self, columns: tuple[str, ...] | None, counts_for: FloatArray | None = None
+    ) -> AskedWorkers:
+        """The same workers with these columns alone, who count for this; None: as they are."""
+
+    def everywhere(self, function: Callable[[Any], T]) -> list[T]:
+        """What a function of a `Workers` gives, in each process that has some of the workers."""
+
+    def sum(self, ask: Ask) -> FloatArray:
+        """The exact sum of all parts."""
+
+    def each(self, ask: Ask, workers: IntArray) -> FloatArray:
+        """The parts of these workers, ``(workers, size)``."""
+
+    def parts(self, ask: OfWorkers, workers: IntArray, states: States) -> FloatArray:
+        """The parts of these workers, where they keep states; these are changed in place."""
+
+    def answers(self, ask: Gather, workers: IntArray, states: States) -> Answers:
+        """What these workers reply; their states are changed in place."""
+
+
 Gathering = Generator[Gather, Answers, T]
 """A fit that hears workers one by one."""
 

@@ -21,6 +21,8 @@ class EachRows:
         The rows.
     weights : array, optional
         What each worker counts for, in rows; by default what its rows do.
+    first : int
+        The number of the first of them, where others come before.
 
     Examples
     --------
@@ -34,30 +36,30 @@ class EachRows:
            [0., 0.]])
     """
 
-    def __init__(self, data: Workers, weights: FloatArray | None = None) -> None:
-        self.data = data
+    def __init__(self, data: Workers, weights: FloatArray | None = None, first: int = 0) -> None:
+        self.data, self._first = data, first
         counts_for = data.totals if weights is None else weights
-        self.totals: FloatArray = np.asarray(counts_for, dtype=np.float64)
-        self.counts: IntArray = np.asarray(data.counts)
+        self.totals: FloatArray = np.concatenate([np.zeros(first), counts_for])
+        self.counts: IntArray = np.concatenate([np.zeros(first, dtype=np.int64), data.counts])
 
     def one(self, worker: int) -> OneWorker:
         """The rows of one worker."""
-        return OneWorker(self.data, worker, float(self.totals[worker]))
+        return OneWorker(self.data, worker - self._first, float(self.totals[worker]))
 
     def some(self, worker: int, most: int) -> tuple[Any, FloatArray]:
         """So many rows of a worker at most, evenly spread over those with a weight, and weights."""
-        held = self.data.row_weights
-        weights = np.ones(self.counts[worker]) if held is None else np.asarray(held[worker])
+        held, place = self.data.row_weights, worker - self._first
+        weights = np.ones(self.counts[worker]) if held is None else np.asarray(held[place])
         picked = np.flatnonzero(weights > 0)
         picked = picked[:: -(-len(picked) // most)]
-        return gather(self.data.worker(worker), picked), weights[picked]
+        return gather(self.data.worker(place), picked), weights[picked]
 
     def means(
         self, mean: Callable[[Any, Any, IntArray], FloatArray], workers: IntArray
     ) -> FloatArray:
         """Weighted means over the rows of these workers."""
         out: FloatArray | None = None
-        for piece in self.data.stacks(workers):
+        for piece in self.data.stacks(workers - self._first):
             for own in apart(piece):
                 values = own.share * mean(own.rows, own.padding, own.positions)
                 if out is None:
@@ -67,7 +69,7 @@ class EachRows:
 
     def take(self, workers: IntArray, indices: IntArray) -> Any:
         """Rows at each worker's own indices."""
-        return self.data.take(workers, indices)
+        return self.data.take(workers - self._first, indices)
 
 
 @final

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, final
 
 import numpy as np
@@ -22,11 +23,8 @@ from emfed.core.ledger import Ledger
 from emfed.core.protocols import Model
 from emfed.core.records import RoundRecord
 from emfed.core.registry import plain
-from emfed.core.sums import Answers, Ask, Finish, FloatArray, Gather, Sum, drive
-from emfed.data.each import EachRows
-from emfed.data.summing import HeldRows, check_rows_held, summary_shapes
-from emfed.data.tables import Workers
-from emfed.data.workers import with_columns
+from emfed.core.sums import Answers, Ask, AskedWorkers, Finish, FloatArray, Gather, Sum, drive
+from emfed.data.summing import check_rows_held, summary_shapes
 from emfed.fitting.ascent import are_many
 from emfed.fitting.asks import LastSum
 from emfed.fitting.chronicle import INTERRUPTED, Chronicle, seen_in
@@ -45,38 +43,43 @@ from emfed.fitting.settings import FitSettings, worker_weights
 from emfed.fitting.starts.start_search import own_sketch
 from emfed.models.binding import of_columns
 from emfed.models.naming import columns_named
-from emfed.network.scoring import scores_of
+from emfed.network.scoring import Scores
 
 
-def fit(settings: FitSettings, workers: Workers, watch: Watch = NOBODY) -> Fitted:
+def fit(settings: FitSettings, workers: AskedWorkers, watch: Watch = NOBODY) -> Fitted:
     """Fit what the settings say to the rows of these workers.
 
     Examples
     --------
     >>> import emfed
+    >>> from emfed.data.held import HeldWorkers
     >>> data = emfed.data.synthetic_federation(workers=4, rows_per_worker=50)
     >>> settings = FitSettings(emfed.gaussian_mixture(2, "tied"))
-    >>> fit(settings, data).result.converged
+    >>> fit(settings, HeldWorkers(data)).result.converged
     True
     """
     if workers.streaming:
         raise SettingsError("a stream has no sums over all of its rows: use FedEM or VR-FedEM.")
-    if settings.columns is not None:
-        workers = with_columns(workers, tuple(settings.columns))
+    columns = None if settings.columns is None else tuple(settings.columns)
+    workers = workers.view(columns)
     settings = of_named_columns(settings, workers.columns)
     models = settings.candidates()
-    check_rows_held(models[0], workers)
+    workers.everywhere(partial(check_rows_held, models[0]))
     weights = worker_weights(settings.weights, workers.totals)
     own = settings.weights != "samples" if isinstance(settings.weights, str) else True
-    counts_for = weights * workers.totals.sum() if own else None
-    rows, each = HeldRows(workers, counts_for), EachRows(workers, counts_for)
-    course = Course(settings, rows, each, watch)
-    alone = workers.size == 1
+    if own:
+        workers = workers.view(columns, weights * workers.totals.sum())
+    course = Course(settings, workers, watch)
+    n = len(workers.totals)
+
+    def sketch(model: Any, seed: int) -> Any:
+        return workers.everywhere(lambda data: own_sketch(data, model, seed))[0]
+
     program = follow(
         settings,
-        workers.size,
-        summary_shapes(models[0], workers),
-        (lambda model, seed: own_sketch(workers, model, seed)) if alone else None,
+        n,
+        workers.everywhere(partial(summary_shapes, models[0]))[0],
+        sketch if n == 1 else None,
         masked=bool(settings.masks),
     )
     with columns_named(workers.columns), interrupts() as interrupted:
@@ -104,16 +107,16 @@ def of_named_columns(settings: FitSettings, columns: tuple[str, ...] | None) -> 
 class Course(Chronicle):
     """The exchanges of a fit in this process: who answers, and what a checkpoint has of them."""
 
-    def __init__(self, settings: FitSettings, rows: HeldRows, each: EachRows, watch: Watch) -> None:
-        data = rows.data
-        super().__init__(settings, Ledger(data.size, data.names), watch.callbacks, count=rows.count)
-        self.rows, self.watch = rows, watch
+    def __init__(self, settings: FitSettings, workers: AskedWorkers, watch: Watch) -> None:
+        n, count = len(workers.totals), int(workers.counts.sum())
+        super().__init__(settings, Ledger(n, workers.names), watch.callbacks, count=count)
+        self.workers, self.watch = workers, watch
         self.sums: SimulatedSums | CodedSums = (
-            CodedSums(each, settings.seed, ledger=self.ledger)
-            if are_many(data.size, bool(settings.masks))
-            else SimulatedSums(rows, data.size, settings.seed, self.ledger)
+            CodedSums(workers, settings.seed, ledger=self.ledger)
+            if are_many(n, bool(settings.masks))
+            else SimulatedSums(workers, n, settings.seed, self.ledger)
         )
-        self.gathers = GatheredAnswers(each, ledger=self.ledger)
+        self.gathers = GatheredAnswers(workers, ledger=self.ledger)
         self.known_sums = KnownSums(self._about())
         self._known = 0
         """Sums that came from a file."""
@@ -124,7 +127,7 @@ class Course(Chronicle):
 
     def _about(self) -> dict[str, Any]:
         """What a checkpoint must agree with."""
-        settings, data = self.settings, self.rows.data
+        settings, workers = self.settings, self.workers
         start = settings.start
         named = start if isinstance(start, str) else [a.tolist() for a in start.arrays().values()]
         told: dict[str, Any] = plain(
@@ -132,7 +135,7 @@ class Course(Chronicle):
                 "model": [model.describe() for model in settings.candidates()],
                 "start": [named, settings.n_init, settings.start_statistics],
                 "seed": settings.seed,
-                "workers": [data.name(worker) for worker in range(data.size)],
+                "workers": list(workers.names or map(str, range(len(workers.totals)))),
             }
         )
         return told
@@ -183,7 +186,7 @@ class Course(Chronicle):
         monitor = self.watch.monitor
         if monitor is None or not monitor.mean_field or len(self.records) % monitor.every:
             return None
-        truth = replace(found, value=ask.part(self.rows))
+        truth = replace(found, value=self.workers.sum(ask))
         return sum(one.squared for one in seen_in(ask, truth))
 
 
@@ -192,7 +195,7 @@ class Course(Chronicle):
 
 def _fitted(
     settings: FitSettings,
-    workers: Workers,
+    workers: AskedWorkers,
     weights: FloatArray,
     course: Course,
     outcome: Conclusion,
@@ -253,14 +256,14 @@ def ending(course: Chronicle, outcome: Conclusion) -> str:
 
 def _result(
     settings: FitSettings,
-    workers: Workers,
+    workers: AskedWorkers,
     weights: FloatArray,
     course: Course,
     outcome: Conclusion,
     stopped: str,
 ) -> Result:
     """All of a result but its model."""
-    algorithm = settings.method(workers.size)
+    algorithm = settings.method(len(weights))
     said = {
         "algorithm": algorithm.describe(),
         "participation": settings.who().describe(),
@@ -280,7 +283,7 @@ def _result(
         columns=workers.columns,
         worker_weights=weights,
         samples=outcome.pooled.rows,
-        facts=Facts(workers.positive_counts, plain(said)),
+        facts=Facts(workers.counts, plain(said)),
         pooled_summary=outcome.pooled.summary,
     )
 
@@ -293,12 +296,12 @@ def _with(base: Result, candidate: Candidate, confirmed: bool) -> Result:
 
 
 def _with_scores(
-    settings: FitSettings, result: Result, workers: Workers, weights: FloatArray
+    settings: FitSettings, result: Result, workers: AskedWorkers, weights: FloatArray
 ) -> Result:
     """How well the model fits each worker's rows; where sums alone are told, the mean over all."""
-    everyone = np.arange(workers.size)
+    everyone = np.arange(len(weights))
     params = result.model.maximize(result.statistics)
-    scores = scores_of(result.model, params, workers.pieces(everyone), workers.size)
+    scores = workers.answers(Scores(result.model, params, everyone), everyone, {}).values
     if settings.masks:
         scores = np.tile(weights @ scores, (len(scores), 1))
     assert result.facts is not None

@@ -10,8 +10,8 @@ Decision: docs/decisions/027-judging-a-fit.md
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, final
 
 import numpy as np
 from array_api_compat import array_namespace
@@ -25,6 +25,8 @@ from emfed.core.protocols import (
     Model,
     ScoresRows,
 )
+from emfed.core.sums import Answers, Gather, RowsOfWorkers, States
+from emfed.core.wire import floats_size
 from emfed.data.tables import Piece
 from emfed.models.mixture import to_numpy
 from emfed.models.side_by_side import SideBySide
@@ -119,6 +121,35 @@ def scores_of(model: Any, params: Any, pieces: Iterable[Piece], workers: int) ->
     for piece in pieces:
         total[piece.positions] += piece.share * score(model, params, piece, expected)
     return means_and_spreads(total)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Scores(Gather):
+    """Mean and spread of the log-likelihood of each worker's rows, found and expected; shares."""
+
+    model: Any
+    params: Any
+    workers: IntArray
+    purpose: str = field(default="closing")
+
+    bytes_down = bytes_anew = 0
+    """The parameters are those that the fit came to."""
+
+    def fields(self) -> dict[str, Any]:
+        """Workers keep nothing."""
+        return {}
+
+    def answer(self, rows: RowsOfWorkers, workers: IntArray, states: States) -> Answers:
+        """The scores of these workers."""
+        drawn, width = expectation(self.model, self.params), scores_width(self.model)
+
+        def mean(block: Any, weights: Any, which: IntArray) -> FloatArray:
+            return score(self.model, self.params, Piece(which, block, weights, 1.0, 0), drawn)
+
+        found = means_and_spreads(rows.means(mean, workers))
+        sizes, none = np.full(len(workers), floats_size(width)), np.zeros(0, np.int64)
+        return Answers(workers, found, np.zeros(len(workers)), sizes, none)
 
 
 def falls_short(scores: FloatArray, rows: IntArray) -> BoolArray:
