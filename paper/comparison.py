@@ -19,7 +19,7 @@ from emfed.core.protocols import Algorithm
 from emfed.core.streams import Purpose, normals, uniforms
 from emfed.core.wire import REPLY_ENVELOPE, REQUEST_ENVELOPE
 from emfed.data.workers import WorkerData
-from emfed.fitting.driver import open_run
+from emfed.fitting.face import open_run
 from emfed.fitting.private import private_run
 from emfed.fitting.settings import FitSettings
 from emfed.models import gaussian_mixture

@@ -16,7 +16,7 @@ from emfed.core.protocols import AssignsRows, FillsRows, FloatArray, plural
 from emfed.data import Column, Schema, read
 from emfed.data.reader import open_tables
 from emfed.data.schema import plain_text
-from emfed.fitting.driver import threads_of
+from emfed.fitting.face import threads_of
 from emfed.models.markov import HiddenMarkov
 
 

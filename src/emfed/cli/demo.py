@@ -21,7 +21,7 @@ from emfed.compressors import Dithering
 from emfed.core.errors import SettingsError
 from emfed.core.records import RoundRecord
 from emfed.data.synthetic import START, TRUTH, synthetic_federation
-from emfed.fitting.driver import fit
+from emfed.fitting.face import fit
 from emfed.fitting.stopping import Monitor
 from emfed.models import gaussian_mixture
 

@@ -27,8 +27,7 @@ from emfed.core.settings.fit import FitFields
 from emfed.core.wording import Setting, Wording
 from emfed.data.placing import check_precision
 from emfed.data.workers import to_device
-from emfed.fitting.driver import run_fit as drive
-from emfed.fitting.driver import threads_of
+from emfed.fitting import face
 from emfed.fitting.fitted import Watch
 from emfed.fitting.progress import progress
 from emfed.fitting.selection import with_setting
@@ -50,12 +49,12 @@ def run_fit(options: Options) -> tuple[bool, bool]:
     path = None if options.checkpoint is None else Path(options.checkpoint)
     silent = options.quiet or options.json_output
     with (
-        threads_of(options.threads),
+        face.threads_of(options.threads),
         contextlib.nullcontext() if silent else progress(settings.limits) as show,
     ):
         watch = Watch((show,) if show else (), None, path, 100, options.resume, curve=options.curve)
         workers = to_device(intake.workers, options.device, options.precision)
-        fitted = drive(settings, StackedFederation(workers), watch)
+        fitted = face.run(settings, StackedFederation(workers), watch)
     result = fitted.result
     if intake.categories:  # what codes mean, so that predictions read the same words
         kept = {name: list(values) for name, values in intake.categories.items()}

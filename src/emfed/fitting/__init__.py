@@ -1,7 +1,7 @@
 """From data and settings to a fitted model."""
 
 from emfed.core.records import Records, RoundRecord
-from emfed.fitting.driver import fit, open_run, select_components
+from emfed.fitting.face import fit, open_run, select_components
 from emfed.fitting.rounds import Run
 from emfed.fitting.selection import Selection
 from emfed.fitting.serving import Served, rehearse, serve

@@ -24,7 +24,7 @@ from emfed.core.settings.impute import ImputeFields, Mode
 from emfed.core.streams import check_seed
 from emfed.core.wording import Setting, Wording
 from emfed.data.workers import WorkerData
-from emfed.fitting.driver import run_fit, threads_of
+from emfed.fitting.face import run, threads_of
 from emfed.fitting.fitted import Watch
 from emfed.fitting.progress import progress as progress_bar
 from emfed.fitting.rounds import opening_record
@@ -497,7 +497,7 @@ def _site_owner(
         seed=given.seed,
         patience=given.patience,
     )
-    return from_result(run_fit(settings, network, watch).result, table)
+    return from_result(run(settings, network, watch).result, table)
 
 
 def from_result(result: Result, table: FieldTable | Grid) -> Imputation:

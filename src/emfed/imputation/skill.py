@@ -20,7 +20,7 @@ from emfed.artifacts.result import Result
 from emfed.core.errors import DataError, check_type
 from emfed.core.protocols import FloatArray, IntArray
 from emfed.data.workers import WorkerData
-from emfed.fitting.driver import fit
+from emfed.fitting.face import fit
 from emfed.models.observers import COLUMNS, ObserverEffects
 
 _ROUNDS, _TOLERANCE = 400, 1e-8

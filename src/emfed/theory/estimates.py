@@ -24,7 +24,7 @@ from emfed.core.streams import Purpose, choose_distinct, uniforms
 from emfed.data.sources import Source, chunks
 from emfed.data.tables import Workers, gather
 from emfed.data.workers import WorkerData, as_workers, stack_tables
-from emfed.fitting.driver import open_run
+from emfed.fitting.face import open_run
 from emfed.fitting.stopping import Stop
 from emfed.theory.problem import Problem
 

@@ -25,7 +25,7 @@ from emfed.data.sources import Source
 from emfed.data.tables import Workers
 from emfed.data.weights import check_row_weights
 from emfed.data.workers import open_table
-from emfed.fitting.driver import open_run, result_of, run_fit, shown
+from emfed.fitting.driver import result_of
 from emfed.fitting.estimators.intake import (
     as_frame,
     find_categories,
@@ -37,6 +37,7 @@ from emfed.fitting.estimators.intake import (
     same_columns,
     tables_of,
 )
+from emfed.fitting.face import open_run, run, shown
 from emfed.fitting.fitted import NOBODY, Fitted
 from emfed.fitting.rounds import Run
 from emfed.fitting.selection import with_setting
@@ -270,7 +271,7 @@ class FederatedEstimator(BaseEstimator):
         """The fit, with a bar and a last line where the user wants to see it."""
         name = type(self).__name__
         with shown(settings.limits, NOBODY, bool(self.verbose), name) as watch:
-            found = run_fit(settings, network, watch)
+            found = run(settings, network, watch)
         if self.verbose:
             sys.stderr.write(f"{name}: {found.result.outcome}\n")
         return found
@@ -474,7 +475,7 @@ class FederatedEstimator(BaseEstimator):
         k = numbers[0] if chosen is None else chosen.n_components
         again = settings.but(n_components=[k], start=self.result_.params, n_init=1, validate=True)
         network = self._network(X, groups, sample_weight, reset=False)
-        fitted = run_fit(again, network)
+        fitted = run(again, network)
         for remark in fitted.remarks:
             warnings.warn(self._face(remark), EmfedWarning, stacklevel=2)
         return fitted.result.validation
