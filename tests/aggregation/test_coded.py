@@ -116,7 +116,7 @@ def test_memories_stay_exact(seed: int, walks: bool) -> None:
     """Absences, lost parts, and a worker that comes back from an old backup."""
     rng = np.random.default_rng(seed)
 
-    def present(exchange: int) -> Present:
+    def present(ask: Any, exchange: int) -> Present:
         asked = np.flatnonzero(rng.random(N) < 0.8)
         return Present(asked, asked[rng.random(len(asked)) < 0.7])
 
@@ -143,7 +143,7 @@ def test_who_is_away_stands_for_itself() -> None:
     """The sum is over all that were ever heard; what they sent last counts."""
     there = np.arange(N)
 
-    def present(exchange: int) -> Present:
+    def present(ask: Any, exchange: int) -> Present:
         who = there if exchange == 1 else there[:5]
         return Present(who, who)
 

@@ -54,9 +54,17 @@ def path(run: Any, workers: Any, rounds: int, seed: int = 77) -> tuple[paper.Ser
         asked.append(ask)
         return workers(ask)
 
+    def stop(ask: Any) -> str | None:
+        return "rounds" if ask.server.round > rounds else None
+
+    return drive(fit_of(run, seed), answer, stop), asked
+
+
+def fit_of(run: Any, seed: int) -> Any:
+    """The rounds of a run, on gathers."""
     drawn, start = emfed.algorithms.Bernoulli(P), run.state.statistics
-    fit = paper.fed_em(run.model, run.algorithm, WEIGHTS, start, rounds, drawn, seed)
-    return drive(fit, answer), asked
+    method = paper.Method(run.model, run.algorithm, drawn, len(TABLES), 86.0, seed)
+    return paper.rounds(method, paper.Server.begun(method, start))
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=range(len(ALGORITHMS)))
@@ -122,25 +130,24 @@ def test_memories_are_what_was_counted_whatever_is_lost(seed: int) -> None:
     """V is the sum of all V_i, after lost messages, absences and a worker from an old backup."""
     rng = np.random.default_rng(seed)
 
-    def present(exchange: int) -> Present:
+    def present(ask: Any, exchange: int) -> Present:
         asked = np.flatnonzero(rng.random(5) < 0.8)
         return Present(asked, asked[rng.random(len(asked)) < 0.7])
 
     run = begun(emfed.VRFedEM(DITHERING, step_size=0.1, memory_rate=0.4, batch_size=5))
     workers = GatheredAnswers(HeldWorkers(as_workers(TABLES)), present)
-    drawn, start = emfed.algorithms.Bernoulli(P), run.state.statistics
-    fit = paper.fed_em(run.model, run.algorithm, WEIGHTS, start, 60, drawn, 5)
+    fit = fit_of(run, 5)
     ask = next(fit)
     backup: dict[str, Any] = {}
     generations = 0
     for step in range(58):
         if step == 20:
-            backup = {name: column[2].copy() for name, column in workers.states.items()}
+            backup = {name: column[2].copy() for name, column in workers.states[0].items()}
         if step == 40:
-            for name, column in workers.states.items():
+            for name, column in workers.states[0].items():
                 column[2] = backup[name]
         ask = fit.send(workers(ask))
-        server, states = ask.server, workers.states
+        server, states = ask.server, workers.states[0]
         current = states["generation"] == server.generation
         waiting = (states["pending_at"] == server.counted) & (server.counted >= 0)
         waiting &= states["counted_at"] != server.counted

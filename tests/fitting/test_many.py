@@ -76,7 +76,7 @@ def test_local_steps_are_made_by_workers_that_are_alike() -> None:
 def test_workers_that_are_away_do_not_keep_it_from_ending() -> None:
     rng = np.random.default_rng(4)
 
-    def present(exchange: int) -> Present:
+    def present(ask: Any, exchange: int) -> Present:
         there = np.flatnonzero(rng.random(N) < 0.9) if exchange > 3 else np.arange(N)
         return Present(there, there)
 

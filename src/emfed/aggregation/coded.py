@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from typing import final
+from typing import Any, final
 
 import numpy as np
 
@@ -48,13 +48,38 @@ SERVER = np.zeros(1, dtype=np.int64)
 """The stream of the dither of the sum that goes down."""
 
 
+def _none() -> IntArray:
+    return np.zeros(0, dtype=np.int64)
+
+
 @final
 @dataclass(frozen=True)
 class Present:
-    """Who hears an ask, and whose parts of it arrive: increasing numbers of workers."""
+    """Who hears an ask, and whose parts of it arrive: increasing numbers of workers.
+
+    Parameters
+    ----------
+    asked : array of int
+        Who hears it.
+    arrived : array of int
+        Whose part arrives.
+    wiped : array of int
+        Who has lost all that it kept, before it hears the ask.
+    again : array of int
+        Who hears it twice.
+    crashed : bool
+        Whether the adder crashes before it keeps what arrived.
+    """
 
     asked: IntArray
     arrived: IntArray
+    wiped: IntArray = field(default_factory=_none)
+    again: IntArray = field(default_factory=_none)
+    crashed: bool = False
+
+
+Presence = Callable[[Any, int], Present]
+"""From an ask and the number of its exchange to who is there."""
 
 
 @final
@@ -81,6 +106,12 @@ class Remembered:
         """Keep what these workers have changed."""
         for name, column in states.items():
             self.states[name][workers] = column
+
+    def wipe(self, ask: OfWorkers, workers: IntArray) -> None:
+        """These workers have lost all that they kept."""
+        if len(workers):
+            for name, blank in (ask.fields() | columns(self.total.size)).items():
+                self.states[name][workers] = blank
 
     def settle(self, asked: IntArray) -> IntArray:
         """Tell workers what was counted; return those that cannot go on."""
@@ -113,7 +144,7 @@ class CodedSums:
     seed : int
         The seed of the dithers, which all members share.
     present : callable, optional
-        From the number of the exchange to who is there; None: always everyone.
+        From an ask and the number of the exchange to who is there; None: always everyone.
     ledger : Ledger, optional
         What counts the bytes; None: a new one.
 
@@ -133,7 +164,7 @@ class CodedSums:
 
     rows: AskedWorkers
     seed: int = 0
-    present: Callable[[int], Present] | None = None
+    present: Presence | None = None
     ledger: Ledger | None = None
     exchanges: int = field(default=0, init=False)
     kept: dict[Hashable, Remembered] = field(default_factory=dict, init=False)
@@ -155,7 +186,7 @@ class CodedSums:
         everyone = np.arange(n, dtype=np.int64)
         who = Present(everyone, everyone)
         if self.present is not None:
-            who = self.present(self.exchanges)
+            who = self.present(ask, self.exchanges)
         asks = list(ask.asks) if isinstance(ask, Several) else [ask]
         named = {one.memory for one in asks if isinstance(one, OfWorkers)}
         if named:
@@ -208,6 +239,7 @@ class CodedSums:
         if kept is None:
             kept = self.kept[ask.memory] = Remembered.begun(ask, len(self.rows.totals))
         total = kept.total
+        kept.wipe(ask, who.wiped)
         if len(kept.settle(who.asked)):
             total.begin_anew()
             kept.settle(who.asked)

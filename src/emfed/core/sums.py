@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
@@ -156,6 +156,34 @@ Fit = Generator[Ask, Sum, T]
 """A fit in progress."""
 
 
+@dataclass(frozen=True)
+class LastSum:
+    """What the last exchange said to the fit that asks: for records, and for who looks on.
+
+    Parameters
+    ----------
+    hits : int
+        How often the step was halved to stay where the model is defined.
+    left : float
+        Nats a row that may be left to gain.
+    squared : float or None
+        |H|^2, where workers are heard one by one.
+    step_size : float
+        The step that was taken.
+    gain : float or None
+        What an EM step is worth in nats a row, where such rounds tell it.
+    generation : int
+        The generation of memories.
+    """
+
+    hits: int
+    left: float
+    squared: float | None = None
+    step_size: float = 1.0
+    gain: float | None = None
+    generation: int = 0
+
+
 class RowsOfWorkers(Protocol):
     """Rows that are known worker by worker, for what is not masked.
 
@@ -176,15 +204,20 @@ class RowsOfWorkers(Protocol):
     def some(self, worker: int, most: int) -> tuple[Any, FloatArray]:
         """So many rows of a worker at most, evenly spread over those with a weight, and weights."""
 
-    def means(self, mean: Callable[[Any, Any, IntArray], FloatArray], workers: IntArray) -> Any:
+    def means(
+        self, mean: Callable[[Any, Any, IntArray, int], FloatArray], workers: IntArray
+    ) -> Any:
         """Weighted means over the rows of these workers, ``(workers, numbers)``.
 
-        ``mean`` takes a block ``(some, rows, ...)``, its weights, and which of ``workers`` these
-        are.
+        ``mean`` takes a block ``(some, rows, ...)``, its weights, which of ``workers`` these are,
+        and how many of their rows come before the block.
         """
 
     def take(self, workers: IntArray, indices: IntArray) -> Any:
         """Rows ``(workers, b, ...)`` at each worker's own ``indices`` ``(workers, b)``."""
+
+    def fresh(self, model: Any, round_: int, workers: IntArray) -> RowsOfWorkers:
+        """The rows of a round, checked by the model: others each time where they are a stream."""
 
 
 States = dict[str, NDArray[Any]]
@@ -238,6 +271,10 @@ class Gather(ABC):
     """The kind of message in the ledger."""
     workers: IntArray
     """Who is asked, increasing."""
+    last: LastSum | None = None
+    """What the last exchange said."""
+    memory: Hashable = None
+    """Which states of the workers this is about: gathers of one ascent have one."""
 
     @abstractmethod
     def fields(self) -> dict[str, Any]:
@@ -274,6 +311,10 @@ class Answers:
         The length of each message.
     lost : array of int
         Workers that cannot go on, because their memory is not what was counted.
+    totals : array
+        The sum of the rows' weights of each worker that replied.
+    passes : array of int
+        How often each evaluated a row.
     """
 
     workers: IntArray
@@ -281,6 +322,23 @@ class Answers:
     rates: FloatArray
     sizes: IntArray
     lost: IntArray
+    totals: FloatArray
+    passes: IntArray
+
+    def of(self, workers: IntArray) -> Answers:
+        """Those of some workers."""
+        at = np.isin(self.workers, workers)
+        if at.all() and not len(self.lost):
+            return self
+        return Answers(
+            self.workers[at],
+            self.values[at],
+            self.rates[at],
+            self.sizes[at],
+            np.intersect1d(self.lost, workers),
+            self.totals[at],
+            self.passes[at],
+        )
 
 
 class AskedWorkers(Protocol):
@@ -323,6 +381,38 @@ class AskedWorkers(Protocol):
 
 Gathering = Generator[Gather, Answers, T]
 """A fit that hears workers one by one."""
+
+
+@dataclass(frozen=True)
+class Gathers:
+    """Several gathers in one exchange, each of its own workers: a fit is sent a list of answers."""
+
+    gathers: Sequence[Gather]
+
+    @property
+    def purpose(self) -> str:
+        """That of the first."""
+        return self.gathers[0].purpose
+
+    @property
+    def workers(self) -> IntArray:
+        """All who are asked for something."""
+        return np.unique(np.concatenate([one.workers for one in self.gathers]))
+
+    @property
+    def last(self) -> LastSum | None:
+        """What the last exchange said to all of them."""
+        told = [one.last for one in self.gathers if one.last is not None]
+        if not told:
+            return None
+        gains = [one.gain for one in told if one.gain is not None]
+        return replace(
+            told[0],
+            hits=sum(one.hits for one in told),
+            squared=sum(one.squared or 0.0 for one in told),
+            gain=sum(gains) if gains else None,
+        )
+
 
 Unmasked = Generator[Any, Any, T]
 """A part of a `Fit` that yields gathers, too, and is sent `Answers` to them. Masked fits have none.

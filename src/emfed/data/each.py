@@ -7,6 +7,7 @@ from typing import Any, final
 
 import numpy as np
 
+from emfed.core.protocols import Model
 from emfed.core.sums import FloatArray, IntArray, Mean
 from emfed.data.tables import Workers, apart, gather
 
@@ -31,7 +32,7 @@ class EachRows:
     >>> rows = EachRows(as_workers([np.ones((3, 2)), np.zeros((5, 2))]))
     >>> rows.one(0).sum(lambda block, weights: block.mean(axis=1))
     array([3., 3.])
-    >>> rows.means(lambda block, weights, which: block.mean(axis=1), np.array([0, 1]))
+    >>> rows.means(lambda block, weights, which, first: block.mean(axis=1), np.array([0, 1]))
     array([[1., 1.],
            [0., 0.]])
     """
@@ -55,13 +56,13 @@ class EachRows:
         return gather(self.data.worker(place), picked), weights[picked]
 
     def means(
-        self, mean: Callable[[Any, Any, IntArray], FloatArray], workers: IntArray
+        self, mean: Callable[[Any, Any, IntArray, int], FloatArray], workers: IntArray
     ) -> FloatArray:
         """Weighted means over the rows of these workers."""
         out: FloatArray | None = None
         for piece in self.data.stacks(workers - self._first):
             for own in apart(piece):
-                values = own.share * mean(own.rows, own.padding, own.positions)
+                values = own.share * mean(own.rows, own.padding, own.positions, own.first)
                 if out is None:
                     out = np.zeros((len(workers), values.shape[-1]))
                 out[own.positions] += values
@@ -70,6 +71,17 @@ class EachRows:
     def take(self, workers: IntArray, indices: IntArray) -> Any:
         """Rows at each worker's own indices."""
         return self.data.take(workers - self._first, indices)
+
+    def fresh(self, model: Model, round_: int, workers: IntArray) -> EachRows:
+        """The rows of a round; those of streams are others each time, and are looked at first."""
+        places = workers - self._first
+        data = self.data.fresh(round_, places)
+        if data is self.data:
+            return self
+        for worker in places.tolist():
+            where = f"worker {data.name(worker)!r}, round {round_}"
+            model.check(data.worker(worker), where, data.columns)
+        return EachRows(data, self.totals[self._first :], self._first)
 
 
 @final

@@ -17,8 +17,8 @@ import numpy as np
 
 from emfed.algorithms.steps import shorten
 from emfed.core.protocols import Reduces
-from emfed.core.sums import Finish, Fit, FloatArray, Precision
-from emfed.fitting.asks import LIKELIHOOD_REACH, LIKELIHOOD_STEP, LastSum, Statistics, power_of_two
+from emfed.core.sums import Finish, Fit, FloatArray, LastSum, Precision
+from emfed.fitting.asks import LIKELIHOOD_REACH, LIKELIHOOD_STEP, Statistics, power_of_two
 from emfed.fitting.convergence import Convergence, Tolerance, length
 
 NOISE, NOISE_NATS = 1e-3, 1e-5
@@ -56,18 +56,20 @@ def are_many(workers: int, masked: bool) -> bool:
 class Cohort:
     """The workers of a fit: how many, the weight of all their rows, and whether they mask.
 
-    A ``faithful`` fit takes EM's own path, however many they are.
+    A ``faithful`` fit takes EM's own path, however many they are. Where some may be ``absent``
+    they stand for themselves with what they sent last, however few they are.
     """
 
     workers: int
     rows: float
     masked: bool = True
     faithful: bool = False
+    absent: bool = False
 
     @property
     def many(self) -> bool:
         """Whether workers keep memories and go on alone (`emfed.fitting.many`)."""
-        return are_many(self.workers, self.masked) and not self.faithful
+        return self.absent or (are_many(self.workers, self.masked) and not self.faithful)
 
     @property
     def unit(self) -> float:
@@ -107,6 +109,12 @@ class Objective:
     cohort: Cohort
     tolerance: Tolerance
     accelerate: bool = True
+    way: Way | None = None
+    """How rounds are made; None: by `ascend`."""
+
+    def climb(self, start: FloatArray, gives_up: GivesUp | None = None) -> Fit[Ascent]:
+        """Rounds from a start, until little is left to gain or they are given up."""
+        return (self.way or ascend)(self, start, gives_up)
 
 
 @final
@@ -144,6 +152,8 @@ class Ascent:
     converged: bool
     left: float
     """Nats a row that may be left."""
+    kept_start: bool = False
+    """Whether the rounds ended worse than they began, and the start was kept."""
 
 
 NO_VALUES = np.zeros(2)
@@ -200,6 +210,8 @@ def on_lattice(model: Any, statistics: FloatArray) -> FloatArray:
 
 GivesUp = Callable[[Point, float], bool]
 """From what an ascent has reached, and nats a row that EM will still gain, to whether it ends."""
+Way = Callable[[Objective, FloatArray, GivesUp | None], Fit[Ascent]]
+"""How the rounds of a fit are made."""
 
 
 def ascend(problem: Objective, start: FloatArray, gives_up: GivesUp | None = None) -> Fit[Ascent]:

@@ -12,7 +12,7 @@ from typing import Any, final
 import numpy as np
 
 from emfed.core.protocols import Metric, Model
-from emfed.core.sums import Ask, FloatArray, IntArray, Precision, Rows, Sum
+from emfed.core.sums import Ask, FloatArray, IntArray, LastSum, Precision, Rows, Sum
 from emfed.models.matrices import unpack
 
 LIKELIHOOD_STEP = 2.0**-23
@@ -25,17 +25,6 @@ LIKELIHOOD_REACH = 2.0**12
 def power_of_two(values: Any) -> FloatArray:
     """The largest powers of two that are at most these values."""
     return np.asarray(2.0 ** np.floor(np.log2(values)))
-
-
-@final
-@dataclass(frozen=True)
-class LastSum:
-    """What the last sum said to the fit that asks: for records, and for who looks on."""
-
-    hits: int
-    """How often the step was halved to stay where the model is defined."""
-    left: float
-    """Nats a row that may be left to gain."""
 
 
 @final

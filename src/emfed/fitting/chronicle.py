@@ -10,8 +10,8 @@ import numpy as np
 
 from emfed.core.ledger import Ledger
 from emfed.core.records import Records, RoundRecord
-from emfed.core.sums import Ask, FloatArray, Sum
-from emfed.fitting.asks import Joint, LastSum, Statistics
+from emfed.core.sums import Ask, FloatArray, LastSum, Sum
+from emfed.fitting.asks import Joint, Statistics
 from emfed.fitting.many import Tracked
 from emfed.fitting.settings import FitSettings
 from emfed.fitting.stopping import Callback, Stop

@@ -23,10 +23,19 @@ from emfed.core.ledger import Ledger
 from emfed.core.protocols import Model
 from emfed.core.records import RoundRecord
 from emfed.core.registry import plain
-from emfed.core.sums import Answers, Ask, AskedWorkers, Finish, FloatArray, Gather, Sum, drive
+from emfed.core.sums import (
+    Answers,
+    Ask,
+    AskedWorkers,
+    Finish,
+    FloatArray,
+    Gather,
+    LastSum,
+    Sum,
+    drive,
+)
 from emfed.data.summing import check_rows_held, summary_shapes
 from emfed.fitting.ascent import are_many
-from emfed.fitting.asks import LastSum
 from emfed.fitting.chronicle import INTERRUPTED, Chronicle, seen_in
 from emfed.fitting.fitted import NOBODY, Fitted, Watch
 from emfed.fitting.following import Candidate, Conclusion, follow

@@ -117,7 +117,7 @@ class Tracked(Ask):
         """The parts of these workers."""
         model, q = self.inner.model, self.size - 2
 
-        def mean(block: Any, weights: Any, which: IntArray) -> FloatArray:
+        def mean(block: Any, weights: Any, which: IntArray, first: int) -> FloatArray:
             found, likelihood, entropy = model.evaluate(block, self.inner.params, weights)
             return np.concatenate([found, likelihood[:, None], entropy[:, None]], axis=1)
 
@@ -141,7 +141,9 @@ class Tracked(Ask):
             able = np.flatnonzero([model.inside(point) for point in there])
             params = model.maximize(there[able])
 
-            def mean(block: Any, weights: Any, which: IntArray, params: Any = params) -> Any:
+            def mean(
+                block: Any, weights: Any, which: IntArray, first: int, params: Any = params
+            ) -> Any:
                 return model.expected_statistics(block, params.take(which), weights)
 
             if len(able):

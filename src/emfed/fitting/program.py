@@ -16,8 +16,7 @@ from emfed.artifacts.result import Result, load
 from emfed.core.errors import SettingsError
 from emfed.core.ledger import KINDS, Ledger
 from emfed.core.registry import plain
-from emfed.core.sums import Ask, Finish, Fit, Sum, finished
-from emfed.fitting.asks import LastSum
+from emfed.core.sums import Ask, Finish, Fit, LastSum, Sum, finished
 from emfed.fitting.chronicle import Chronicle
 from emfed.fitting.fitted import Fitted
 from emfed.fitting.following import Conclusion, follow

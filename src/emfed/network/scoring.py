@@ -144,12 +144,14 @@ class Scores(Gather):
         """The scores of these workers."""
         drawn, width = expectation(self.model, self.params), scores_width(self.model)
 
-        def mean(block: Any, weights: Any, which: IntArray) -> FloatArray:
+        def mean(block: Any, weights: Any, which: IntArray, first: int) -> FloatArray:
             return score(self.model, self.params, Piece(which, block, weights, 1.0, 0), drawn)
 
         found = means_and_spreads(rows.means(mean, workers))
         sizes, none = np.full(len(workers), floats_size(width)), np.zeros(0, np.int64)
-        return Answers(workers, found, np.zeros(len(workers)), sizes, none)
+        nothing = np.zeros(len(workers))
+        totals = rows.totals[workers]
+        return Answers(workers, found, nothing, sizes, none, totals, rows.counts[workers])
 
 
 def falls_short(scores: FloatArray, rows: IntArray) -> BoolArray:

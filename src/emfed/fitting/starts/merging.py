@@ -52,8 +52,9 @@ class OwnClusters(Gather):
             own = rows.some(worker, MOST_ROWS)
             values[place, 1:], sizes[place] = told_clusters(self.model, *own, worker, SMALLEST)
         values[:, 0] = rows.totals[workers]
-        none = np.zeros(0, dtype=np.int64)
-        return Answers(workers, values, np.zeros(len(workers)), sizes + WEIGHT_BYTES, none)
+        none, nothing = np.zeros(0, dtype=np.int64), np.zeros(len(workers))
+        told = sizes + WEIGHT_BYTES
+        return Answers(workers, values, nothing, told, none, rows.totals[workers], 1 + 0 * sizes)
 
 
 @final
@@ -73,7 +74,7 @@ class Told(Gather):
     def answer(self, rows: RowsOfWorkers, workers: IntArray, states: States) -> Answers:
         """No reply."""
         none = np.zeros(0, dtype=np.int64)
-        return Answers(none, np.zeros((0, 0)), np.zeros(0), none, none)
+        return Answers(none, np.zeros((0, 0)), np.zeros(0), none, none, np.zeros(0), none)
 
     @property
     def bytes_down(self) -> int:
