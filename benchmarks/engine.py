@@ -19,9 +19,10 @@ from tests.network.processes import make_keys
 
 from emfed.data import as_workers
 from emfed.data.summing import HeldRows
+from emfed.network.exchange.followed import Consent, Ended, MemberStore
 from emfed.network.exchange.frames import new_run
 from emfed.network.exchange.identities import KeySigner, KnownMembers
-from emfed.network.exchange.member import Consent, Ended, Follower, MemberStore
+from emfed.network.exchange.member import Follower
 from emfed.network.exchange.member_line import MemberLine
 from emfed.network.exchange.member_runs import MemberRuns, RunMember
 from emfed.network.exchange.member_thread import Watcher

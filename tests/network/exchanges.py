@@ -13,14 +13,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emfed.aggregation.keys import MemberKeys
+from emfed.aggregation.masks import Part
 from emfed.core.sums import Ask, Finish, Fit, Precision, Rows, Sum
 from emfed.data import as_workers
 from emfed.data.summing import HeldRows
-from emfed.network.exchange.adding import PlacedAsk
-from emfed.network.exchange.member import Consent, Ended, Follower
+from emfed.network.exchange.adding import EpochKeys, PlacedAsk
+from emfed.network.exchange.followed import Consent, Ended
+from emfed.network.exchange.member import Follower
 from emfed.network.exchange.records import MemoryRecords
 from emfed.network.exchange.relay import Relay
 from emfed.network.exchange.statements import Agreement
+from emfed.network.exchange.transcript import Transcript
 from emfed.network.exchange.virtual import (
     COPY,
     RELAY,
@@ -97,15 +100,33 @@ SUPERSEDED = "taken this one's place"
 """A process that ended with these words is no end of its member."""
 
 
-def masks(member: Follower, question: PlacedAsk) -> Any:
+def masks(keys: EpochKeys, about: Transcript, question: PlacedAsk) -> Any:
     """The masks of the part that a process makes now."""
-    keys, about = member._keys, member.transcript
-    assert keys is not None
     hellos = about.hellos_at(len(about))
-    pairs = {n: keys.run.pair(hellos[n].key) for n in keys.members if n != member.name}
-    own = MemberKeys(member.name, keys.group, pairs)
+    pairs = {n: keys.run.pair(hellos[n].key) for n in keys.members if n != keys.name}
+    own = MemberKeys(keys.name, keys.group, pairs)
     make = own.masking if about.agreement.masked else own.plain
     return make(keys._context(about, question, len(about)), question.lattice).masks
+
+
+Made = Callable[[EpochKeys, Transcript, PlacedAsk, FloatArray], None]
+WATCHED: dict[bytes, Made] = {}
+"""Who looks at the parts that a process makes, by its run key."""
+
+
+def _part(
+    keys: EpochKeys,
+    about: Transcript,
+    question: PlacedAsk,
+    values: FloatArray,
+    make: Callable[..., Part] = EpochKeys.part,
+) -> Part:
+    if keys.run.public in WATCHED:
+        WATCHED[keys.run.public](keys, about, question, values)
+    return make(keys, about, question, values)
+
+
+EpochKeys.part = _part  # type: ignore[method-assign]
 
 
 NAMES = ("anna", "bert", "cleo", "dora", "emil")
@@ -179,24 +200,20 @@ class Federation:
 
     def watch(self, member: Follower) -> None:
         """Keep the numbers of every part that a process makes, by what its masks depend on."""
-        inner = member._part
 
-        def part(question: PlacedAsk) -> Any:
-            made = inner(question)
-            followed = member._followed
-            assert followed is not None
-            assert followed.values is not None
-            plain = followed.values.tobytes() + question.ask.digest()
-            mask = masks(member, question)
+        def made(
+            keys: EpochKeys, about: Transcript, question: PlacedAsk, values: FloatArray
+        ) -> None:
+            plain = values.tobytes() + question.ask.digest()
+            mask = masks(keys, about, question)
             if mask.any():
                 self.parts.setdefault(mask.tobytes(), set()).add(plain)
             else:
                 self.plain.add(member.name)
             self.made[member.name].append((question.exchange, plain))
-            self.sets[member.name].append((member.transcript.epoch, member.transcript.members))
-            return made
+            self.sets[member.name].append((about.epoch, about.members))
 
-        member._part = part  # type: ignore[method-assign]
+        WATCHED[member._me.run.public] = made
 
     def start(self) -> None:
         for name in (RELAY, READER, *self.names):

@@ -36,7 +36,7 @@ def refuses_without_masks(agreement: Agreement) -> Any:
 def test_settings_that_replace_others_are_asked_about_again() -> None:
     """An analyst has its settings accepted; then the relay goes on from others, without masks."""
     attack = Attacker.of(accept=refuses_without_masks)
-    while attack.members["anna"][0]._program is None:
+    while attack.members["anna"][0].fit.program is None:
         attack.run_all(0, 4)
     attack.branches = [Careless(attack.federation.roster, MemoryRecords(), attack.now)]
     attack.append(0, attack.signed_settings(replace(attack.federation.settings, masked=False)))
@@ -243,7 +243,7 @@ def test_an_analyst_that_came_to_another_model_says_so() -> None:
     def slanted(disk: MemoryRecords) -> Any:
         federation.program = Slanted()
         found = make(disk)
-        found._consent = replace(found._consent, make=lambda _: Slanted())
+        found._me.consent = replace(found._me.consent, make=lambda _: Slanted())
         federation.program = Toy()
         return found
 
@@ -272,7 +272,7 @@ def test_a_run_key_that_gives_equal_secrets_is_refused_by_name() -> None:
     network = federation.network
 
     def spoil() -> None:
-        network.follower("cleo")._run.public = bytes(32)
+        network.follower("cleo")._me.run.public = bytes(32)
 
     network.at(0.0, lambda: network.at(0.0, spoil))
     federation.run(30)

@@ -14,7 +14,8 @@ import pytest
 
 from emfed.core.errors import DataError
 from emfed.network.exchange import member_thread
-from emfed.network.exchange.member import Consent, Ended, Follower, MemberStore
+from emfed.network.exchange.followed import Consent, Ended, MemberStore
+from emfed.network.exchange.member import Follower
 from emfed.network.exchange.member_thread import MemberThread, Watcher
 from emfed.network.exchange.records import DiskTrouble, MemoryRecords, RecordFile
 from emfed.network.exchange.relay import Relay

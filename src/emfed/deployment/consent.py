@@ -30,7 +30,7 @@ from emfed.fitting.settings import FitSettings
 from emfed.fitting.stopping import Callback
 from emfed.models.components import thin
 from emfed.models.rows import mean_length
-from emfed.network.exchange.member import Consent, Program
+from emfed.network.exchange.followed import Consent, Program
 from emfed.network.exchange.statements import Agreement
 from emfed.network.exchange.transcript import Transcript
 from emfed.network.owner_rules import ANY, SiteRules

@@ -24,9 +24,10 @@ from emfed.deployment.consent import OfferedRows, OwnerTerms
 from emfed.deployment.site import JOURNAL, MODEL
 from emfed.fitting.program import FitProgram, settings_of
 from emfed.network.addresses import alone
+from emfed.network.exchange.followed import Consent, Ended, MemberStore, Program
 from emfed.network.exchange.frames import is_run, new_run
 from emfed.network.exchange.identities import KeySigner, KnownMembers
-from emfed.network.exchange.member import Consent, Ended, Follower, MemberStore, Program
+from emfed.network.exchange.member import Follower
 from emfed.network.exchange.member_line import MemberLine
 from emfed.network.exchange.member_runs import MemberRuns, RunMember
 from emfed.network.exchange.member_thread import Watcher

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import final
 
 from emfed.core.errors import WireError
+from emfed.network.exchange.followed import MemberStore
 from emfed.network.exchange.frames import RunList, framed, is_run, unframed
-from emfed.network.exchange.member import Follower, MemberStore
+from emfed.network.exchange.member import Follower
 from emfed.network.exchange.member_thread import MemberThread, Watcher
 
 logger = logging.getLogger(__name__)

@@ -14,7 +14,8 @@ from typing import Any, final
 
 from emfed.core.errors import EmfedError
 from emfed.core.sums import FloatArray
-from emfed.network.exchange.member import Ended, Follower, MemberStore
+from emfed.network.exchange.followed import Ended, MemberStore
+from emfed.network.exchange.member import Follower
 from emfed.network.exchange.records import DiskTrouble, RecordFile
 from emfed.network.exchange.statements import LARGEST_MESSAGE
 from emfed.network.exchange.transcript import Stage
