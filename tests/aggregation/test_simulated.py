@@ -45,8 +45,15 @@ class NoRows:
         return ask.part(None)  # type: ignore[arg-type]
 
 
+def sums_of(workers: int, seed: int = 1) -> SimulatedSums:
+    """Sums after the first one, which has another lattice."""
+    sums = SimulatedSums(NoRows(), workers, seed)  # type: ignore[arg-type]
+    sums.exchanges = 1
+    return sums
+
+
 def simulated(ask: Ask, workers: int, seed: int = 1) -> Any:
-    return SimulatedSums(NoRows(), workers, seed)(ask)  # type: ignore[arg-type]
+    return sums_of(workers, seed)(ask)
 
 
 @pytest.mark.parametrize("n", [3, 4, 12])
@@ -74,7 +81,7 @@ def test_bytes_are_those_on_the_wire(about: Precision | None) -> None:
 
 def test_a_sum_without_room_is_made_again_as_between_machines() -> None:
     about, values = precision(2, reach=5.0), np.full((4, 2), 1e4)
-    sums = SimulatedSums(NoRows(), 4)  # type: ignore[arg-type]
+    sums = sums_of(4)
     found = sums(Given(values, about))
     sites = Sites.of(4)
     assert sites.sum(values, Lattice.of(about, 2)) is None
@@ -85,6 +92,14 @@ def test_a_sum_without_room_is_made_again_as_between_machines() -> None:
     for bad in (1e40, np.nan):
         with pytest.raises(NumericalError, match="far from what was expected: numbers"):
             sums(Given(np.full((4, 2), bad), about))
+
+
+def test_the_first_sum_tells_the_rows_and_is_exact() -> None:
+    sums = SimulatedSums(NoRows(), 4)  # type: ignore[arg-type]
+    found = sums(Given(np.full((4, 2), 0.375), precision(2)))
+    np.testing.assert_array_equal(found.value, [1.5, 1.5])
+    assert (found.rows, found.noise) == (10, 0)
+    assert found.bytes == 8 * Lattice.of(None, 3).part_bytes
 
 
 def test_counts_and_zeros_of_openings_are_exact_in_both() -> None:

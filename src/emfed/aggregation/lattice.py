@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from emfed.aggregation.integers import WORD, Integers, fixed_point
 from emfed.core.errors import NumericalError, WireError
-from emfed.core.sums import FloatArray, Precision
+from emfed.core.sums import Ask, FloatArray, Precision
 from emfed.core.wire.messages import decode_count, encode_count
 
 FRACTION = 32
@@ -92,6 +92,16 @@ class Lattice:
             raise NumericalError("a sum is expected so far away that its step means nothing.")
         bits = np.broadcast_to(precision.bits, (size,))
         return cls(_widened(bits, attempt), powers.astype(np.int64) - 1, centre)
+
+    @classmethod
+    def placed(cls, ask: Ask, exchange: int, attempt: int = 0) -> Lattice:
+        """The lattice of a sum in its place of a fit.
+
+        The first sum has one more number, the rows' weight, and is exact.
+        """
+        if exchange == 0:
+            return cls.of(None, ask.size + 1, attempt)
+        return cls.of(ask.precision, ask.size, attempt)
 
     @property
     def size(self) -> int:

@@ -47,17 +47,19 @@ class SimulatedSums:
     def __call__(self, ask: Ask) -> Sum:
         """The sum over all workers."""
         value, total = self.rows.sum(ask), float(self.rows.totals.sum())
-        self.exchanges += 1
+        exchange, self.exchanges = self.exchanges, self.exchanges + 1
         if self.workers == 1 and np.isfinite(value).all():
             return Sum(value, total)
+        values = value if exchange else np.append(value, total)
         size = 0
         for attempt in range(1 + FURTHER_ATTEMPTS):
-            lattice = Lattice.of(ask.precision, ask.size, attempt)
+            lattice = Lattice.placed(ask, exchange, attempt)
             size += 2 * self.workers * lattice.part_bytes
-            rounded = lattice.round(value, self._roundings(attempt, ask.size))
+            rounded = lattice.round(values, self._roundings(attempt, len(values)))
             if rounded is not None:
                 self._count(ask, size)
-                return Sum(rounded, total, lattice.noise(self.workers), 0, size)
+                noise = lattice.noise(self.workers)
+                return Sum(rounded[: ask.size], total, noise, 0, size)
             self.attempts += 1
         raise NumericalError(
             f"a sum is not finite, or far from what was expected: {ask.words()}. Look for values "

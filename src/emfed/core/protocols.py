@@ -238,6 +238,11 @@ class Model(ABC):
         """Whether NaN means a value missing at random; if not, `check` refuses it."""
         return False
 
+    @property
+    def row_axes(self) -> int:
+        """The axes of one row: columns alone, or 2 of a sequence, which has steps of columns."""
+        return 1
+
     @abstractmethod
     def summary(self, data: Any, weights: Any | None = None) -> dict[str, FloatArray]:
         """What a worker tells once, in the opening exchange: averages over its samples."""

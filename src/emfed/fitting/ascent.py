@@ -236,9 +236,12 @@ def ascend(problem: Objective, start: FloatArray, gives_up: GivesUp | None = Non
             if state.field_is_small or (problem.tolerance.nats and not here.field.any()):
                 converged = True
             elif state.due:
-                there = here.image + state.bold(here.field) * (here.image - here.statistics)
+                times = state.bold(here.field)
+                there = here.image + times * (here.image - here.statistics)
                 if problem.model.inside(there):
-                    tried = yield from ask(there, 2 * length(here.field), here.values)
+                    # Where nothing is left EM leads all the way back from there.
+                    back = (1 + times) * length(here.field)
+                    tried = yield from ask(there, back, here.values)
                     if tried.objective >= here.objective + state.least_gain:
                         here = tried
                         state.disturb()

@@ -129,7 +129,7 @@ class FitProgram:
         self.extend(self._rounds)
         model = settings.candidates()[0]
         assert settings.columns is not None
-        table = np.ones((1, 2, len(settings.columns)))
+        table = np.ones((1, 2, *[1] * (model.row_axes - 1), len(settings.columns)))
         shapes = {name: value.shape[1:] for name, value in model.summary(table).items()}
         fit = follow(settings, len(sites), shapes)
         return _followed(course, fit, sites, self._told)

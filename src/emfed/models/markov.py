@@ -155,6 +155,11 @@ class HiddenMarkov(Model):
 
     # The opening exchange.
 
+    @property
+    def row_axes(self) -> int:
+        """A row is a sequence."""
+        return 2
+
     def check(self, data: Any, where: str, columns: Names = None, first: int = 0) -> None:
         """Sequences in which something was seen, each entry NaN or one its family can give."""
         if data.ndim != 3 or 0 in data.shape:

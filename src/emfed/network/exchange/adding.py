@@ -37,10 +37,8 @@ class PlacedAsk:
 
     @property
     def lattice(self) -> Lattice:
-        """The first sum of an epoch has one more number, the rows' weight, and is exact."""
-        if self.exchange == 0:
-            return Lattice.of(None, self.ask.size + 1, self.attempt)
-        return Lattice.of(self.ask.precision, self.ask.size, self.attempt)
+        """How its numbers become integers."""
+        return Lattice.placed(self.ask, self.exchange, self.attempt)
 
 
 @final

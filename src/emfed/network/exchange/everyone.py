@@ -51,6 +51,8 @@ class _Summed(FitInProgress):
     values: FloatArray | None = None
     rows: float = 0.0
     refused: tuple[int, int] | None = None
+    spent: int = 0
+    """Bytes of the attempts at the sum that is due, up and down, over all sites."""
     held: list[tuple[int, StatementKind, Entry]] = field(default_factory=list)
     """What an analyst has not acted on yet: it does not know whether the sites took a sum."""
 
@@ -59,12 +61,14 @@ class _Summed(FitInProgress):
         self.values = None
         super().next(step)
 
-    def send(self, value: FloatArray, noise: float, size: int) -> None:
+    def send(self, value: FloatArray, noise: float) -> None:
         """Send the fit its sum."""
         if self.taken == 0:
             value, self.rows = value[:-1], float(value[-1])
         self.taken += 1
-        self.next(lambda: self.fit.send(Sum(value, self.rows, noise, 0, size)))
+        told = Sum(value, self.rows, noise, 0, self.spent)
+        self.spent = 0
+        self.next(lambda: self.fit.send(told))
 
 
 @final
@@ -189,8 +193,17 @@ class EveryoneSums(FollowedFit):
             for at, what, about in held:
                 if what is not StatementKind.SUM or after > followed.taken:
                     self._act(what, about, at)
+                else:
+                    self._count(about)
         if kind in (StatementKind.SUM, StatementKind.ORDER):
             followed.held.append((place, kind, entry))
+
+    def _count(self, entry: Entry) -> None:
+        """Count the bytes of a sum, taken or not."""
+        assert self.followed is not None
+        assert self.keys is not None
+        part = Added.decode(entry.added).part
+        self.followed.spent += 2 * len(self.keys.members) * len(part)
 
     @staticmethod
     def _shown(kind: StatementKind, entry: Entry) -> int | None:
@@ -218,6 +231,7 @@ class EveryoneSums(FollowedFit):
         elif kind is StatementKind.SUM and followed.ask is not None:
             added = Added.decode(entry.added)
             question = PlacedAsk(followed.ask, added.exchange, added.attempt)
+            self._count(entry)
             value = None
             if added.exchange == followed.taken:
                 value = self._opened(question, place, added.part)
@@ -227,7 +241,7 @@ class EveryoneSums(FollowedFit):
             followed.refused = None
             sites = len(keys.members)
             exact = added.exchange == 0 or question.ask.precision is None
-            followed.send(value, 0.0 if exact else sites / 12, 2 * sites * len(added.part))
+            followed.send(value, 0.0 if exact else sites / 12)
 
     def _opened(self, question: PlacedAsk, place: int, data: bytes) -> FloatArray | None:
         assert self.keys is not None
