@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 import emfed
+from emfed.core.protocols import WorkerCells
 from emfed.core.wire import encode_cells
-from emfed.data import WorkerData
+from emfed.data import WorkerData, as_workers
 from emfed.imputation import ColumnNames, FieldTable, Structure, impute, read_records
+from emfed.imputation.cells import check_cells
 from emfed.imputation.sweeps import Solver
-from emfed.models import CellSums
 from emfed.models.site_owner import COLUMNS
 from emfed.network import LoopFederation, StackedFederation
 from tests.imputation.tables import paper_size, pooled_error, small_table
@@ -57,11 +58,10 @@ def test_one_exchange_is_all_there_is() -> None:
     told = result.ledger.summary()
     assert {kind for kind, ways in told.items() if ways["up"]["messages"]} == {"opening"}
     for worker, own in enumerate(np.split(table.rows, table.offsets[1:-1])):
-        told_cells = encode_cells(
-            CellSums(*table.shape).own_cells(own), table.shape[0] * table.shape[1]
-        )
-        # The number of rows, the length of a summary of nothing, and that.
-        assert result.ledger.counts[0, 0, 1, worker] == 3 + len(told_cells)
+        keys = (own[:, 0] * table.shape[1] + own[:, 1]).astype(int)
+        cells = WorkerCells(keys, own[:, 2], own[:, 3])
+        told_cells = encode_cells(cells, table.shape[0] * table.shape[1])
+        assert result.ledger.counts[0, 0, 1, worker] == len(told_cells)
     record = result.records[0]
     assert (record.bytes_up, record.bytes_down) == (result.bytes_up, result.bytes_down)
     assert record.objective == result.solver.objective(table.pooled, result.params)
@@ -79,7 +79,15 @@ def test_cells_must_come_sorted_and_each_once() -> None:
     rows = np.array([[0.0, 1.0, 1.0, 2.0], [0.0, 1.0, 1.0, 3.0]])
     for wrong in (rows, rows[::-1] * [1, 2, 1, 1]):
         with pytest.raises(emfed.DataError, match="sorted by site and time, each once"):
-            CellSums(2, 3).own_cells(wrong)
+            check_cells((2, 3), as_workers([wrong]))
+    for wrong, words in (
+        (rows * [1, 3, 1, 1], "times below 3"),
+        (rows * [1, 1, 0, 1], "weights above 0"),
+        (np.where(rows == 2, np.inf, rows), "finite columns"),
+        (rows[:, :3], "finite columns"),
+    ):
+        with pytest.raises(emfed.DataError, match=words):
+            check_cells((2, 3), as_workers([wrong]))
 
 
 @pytest.mark.parametrize(
@@ -128,7 +136,7 @@ def test_callbacks_and_settings(tmp_path: Path) -> None:
         ({"participation": 0.5}, once.format("participation")),
         ({"rounds": 3}, once.format("rounds")),
         ({"mode": "cell", "patience": 5}, once.format("patience")),
-        ({"checkpoint": tmp_path / "c"}, "makes one exchange and leaves no checkpoint"),
+        ({"checkpoint": tmp_path / "c"}, "sends cells once and leaves no checkpoint"),
         ({"structure": 2}, "structure must be something like"),
         ({"rank": -1}, "rank must be a whole number"),
     ):

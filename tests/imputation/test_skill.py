@@ -10,6 +10,7 @@ import polars as pl
 import pytest
 
 import emfed
+from emfed.data import as_workers
 from emfed.imputation import (
     ColumnNames,
     ObserverSkill,
@@ -19,11 +20,9 @@ from emfed.imputation import (
     read_records,
 )
 from emfed.models import ObserverEffects
-from emfed.models.observers import COLUMNS
 from emfed.models.site_owner import COLUMNS as CELLS
-from emfed.network import LocalTransport, RemoteFederation, Site
+from emfed.network import LoopFederation
 from emfed.testing import check_model
-from tests.helpers import OPEN
 
 YEARS, SITES, WORKERS = 12, 15, 3
 NAMES = ColumnNames(worker="society")
@@ -96,7 +95,7 @@ def test_the_model_keeps_its_contract_but_for_parts_of_an_observer() -> None:
 
 
 def test_sites_elsewhere_fit_the_same_and_no_number_of_an_observer_matters(tmp_path: Path) -> None:
-    """Over a network: the same skill, table and bytes; renumbered observers change no upload."""
+    """Of their own rows: the same skill, table and bytes; renumbered observers change no byte."""
     frame = records(2)
     grid = read_records(frame, NAMES, **READ).grid
     own = {f"soc{k}": frame.filter(society=f"soc{k}") for k in range(WORKERS)}
@@ -108,9 +107,9 @@ def test_sites_elsewhere_fit_the_same_and_no_number_of_an_observer_matters(tmp_p
         sites = {}
         for name, mine in rows.items():
             mine = mine.with_columns(observer=50 - 2 * pl.col("observer")) if turn else mine
-            sites[name] = Site(mine, tmp_path / f"{turn}-{name}", rules=OPEN)
-        federation = RemoteFederation(LocalTransport(sites), columns=COLUMNS)
-        found.append(ObserverSkill.fit(grid, None, federation=federation, masks=False, **few))
+            sites[name] = mine
+        federation = LoopFederation(as_workers(sites))
+        found.append(ObserverSkill.fit(grid, None, federation=federation, **few))
     for skill in found:
         assert np.allclose(skill.result.statistics, wanted.result.statistics, atol=1e-9)
         assert skill.result.ledger.summary() == wanted.result.ledger.summary()
@@ -120,10 +119,8 @@ def test_sites_elsewhere_fit_the_same_and_no_number_of_an_observer_matters(tmp_p
     cells = {}
     for name, part in own.items():
         mine = read_records(part, NAMES, observer_effects=skill, **READ)
-        table = pl.DataFrame(grid.rows(mine), schema=list(CELLS))
-        cells[name] = Site(table, tmp_path / f"cells-{name}", rules=OPEN)
-    network = RemoteFederation(LocalTransport(cells), columns=CELLS)
-    there = impute(network, grid=grid, masks=False, **ADDITIVE)
+        cells[name] = pl.DataFrame(grid.rows(mine), schema=list(CELLS))
+    there = impute(LoopFederation(as_workers(cells)), grid=grid, **ADDITIVE)
     here = read_records(frame, NAMES, observer_effects=wanted, **READ)
     whole = impute(here, **ADDITIVE)
     # Sums of exposures differ in their last bits, and take a few bytes more or less.

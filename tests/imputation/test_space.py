@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +9,7 @@ import polars as pl
 import pytest
 
 import emfed
+from emfed.data import WorkerData
 from emfed.imputation import FAMILIES, FieldTable, Search, Structure, impute
 from emfed.imputation.bins import Bins
 from emfed.imputation.families import as_family
@@ -19,9 +19,8 @@ from emfed.imputation.sweeps import Solver
 from emfed.imputation.table import Grid, IntakeReport, build_table
 from emfed.models.sides import Side
 from emfed.models.site_owner import COLUMNS
-from emfed.network import LocalTransport, RemoteFederation
+from emfed.network import StackedFederation
 from tests.imputation.tables import small_table
-from tests.network.test_imputation import sites_of
 
 FIXED: dict[str, Any] = {"rank": 0, "smoothing": 0.0, "seasonality": 0.0}
 
@@ -104,9 +103,7 @@ def test_a_sweep_of_tied_sites_never_raises_the_objective(family: str) -> None:
     assert np.all(np.diff(values) <= 1e-8 * np.abs(values[0]))
 
 
-def test_a_network_carries_ties_with_the_same_bytes_and_bounds_hold_the_truth(
-    tmp_path: Path,
-) -> None:
+def test_workers_elsewhere_know_no_map_and_bounds_hold_the_truth() -> None:
     table, places, truth = sparse_table(True, 4)
     options: dict[str, Any] = {
         "structure": Structure(0, 1.0, 0.1, 0.5, spatial=3.0),
@@ -114,8 +111,8 @@ def test_a_network_carries_ties_with_the_same_bytes_and_bounds_hold_the_truth(
         "draws": 60,
     }
     here = impute(table, **options)
-    network = RemoteFederation(LocalTransport(sites_of(table, tmp_path)), columns=COLUMNS)
-    there = impute(network, grid=table.grid, masks=False, **options)
+    workers = WorkerData(table.rows, table.offsets, list(table.workers), COLUMNS)
+    there = impute(StackedFederation(workers), grid=table.grid, **options)
     assert there.ledger.summary() == here.ledger.summary()
     assert np.allclose(there.params.sites, here.params.sites, atol=1e-7)
     plain = impute(table, **{**options, "coordinates": None, "structure": Structure(0)})

@@ -1,8 +1,8 @@
-"""Tables whose records stay at sites: loop, stacked, network and processes come to the same."""
+"""Tables whose records stay at sites: one process, a cluster and members come to the same."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,19 +12,19 @@ import polars as pl
 import pytest
 
 import emfed
-from emfed.core.protocols import Federation
-from emfed.core.storage import ScratchDisk
-from emfed.data import WorkerData
-from emfed.imputation import FieldTable, Structure, from_result, impute
+from emfed.core.errors import FederationError
+from emfed.data import WorkerData, as_workers
+from emfed.deployment.consent import OfferedRows, OwnerTerms
+from emfed.imputation import FieldTable, Structure, from_result, impute, load_table
+from emfed.imputation.program import SharedTable, TableProgram
 from emfed.imputation.table import Grid, build_table
 from emfed.models.site_owner import COLUMNS
-from emfed.network import LocalTransport, RemoteFederation, Site
+from emfed.network.exchange.statements import Agreement
 from emfed.network.inprocess import LoopFederation, StackedFederation
-from tests.helpers import OPEN
+from emfed.network.owner_rules import SiteRules
 from tests.imputation.tables import small_table
 from tests.imputation.test_modes import owned
-from tests.network.masked import masked_sites
-from tests.network.processes import real_sites
+from tests.network.exchanges import NAMES, Federation
 
 FACTORS = Structure(rank=2, penalty=3.0, effects=False)
 MODES: dict[str, dict[str, Any]] = {
@@ -35,36 +35,41 @@ MODES: dict[str, dict[str, Any]] = {
 OWNED = Structure(rank=2, penalty=3.0, smoothing=10.0)
 
 
+def tables_of(table: FieldTable) -> dict[str, np.ndarray]:
+    """Each worker's own rows, by the names of members."""
+    return dict(zip(NAMES, np.split(table.rows, table.offsets[1:-1]), strict=False))
+
+
 def frames(table: FieldTable) -> dict[str, pl.DataFrame]:
-    """Each worker's own rows."""
-    cells = table.rows
-    parts = zip(table.workers, table.offsets[:-1], table.offsets[1:], strict=True)
-    return {key: pl.DataFrame(cells[a:b], schema=list(COLUMNS)) for key, a, b in parts}
+    """Each worker's own rows, with the names of columns."""
+    return {n: pl.DataFrame(rows, schema=list(COLUMNS)) for n, rows in tables_of(table).items()}
 
 
-def sites_of(table: FieldTable, folder: Path, **rules: Any) -> dict[str, Site]:
-    return {
-        key: Site(rows, folder / key, **{"rules": OPEN, **rules})
-        for key, rows in frames(table).items()
-    }
-
-
-def federations(table: FieldTable, folder: Path) -> dict[str, Federation]:
+def federations(table: FieldTable) -> dict[str, Any]:
     data = WorkerData(table.rows, table.offsets, list(table.workers), COLUMNS)
-    return {
-        "loop": LoopFederation(data),
-        "stacked": StackedFederation(data),
-        "network": RemoteFederation(LocalTransport(sites_of(table, folder)), columns=COLUMNS),
-    }
+    return {"loop": LoopFederation(data), "stacked": StackedFederation(data)}
+
+
+def members(table: FieldTable, observers: int, **more: Any) -> Federation:
+    """Sites with a worker's records each, an analyst and a relay."""
+    program = TableProgram(SharedTable(table.grid, observers))
+    return Federation(len(table.workers), program=program, tables=tables_of(table), **more)
+
+
+def loaded(federation: Federation, folder: Path) -> list[FieldTable]:
+    """What the files of all members hold."""
+    for name, end in federation.ends.items():
+        (folder / f"{name}.emfed").write_bytes(end.state)
+    return [load_table(folder / f"{name}.emfed") for name in federation.ends]
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_cells_elsewhere_are_fitted_as_here_byte_for_byte(mode: str, tmp_path: Path) -> None:
-    """Sites with their own records, a loop and a stack: same parameters and ledger."""
+def test_cells_elsewhere_are_fitted_as_here_byte_for_byte(mode: str) -> None:
+    """Workers with their own records, in a loop or a stack: same parameters and ledger."""
     table = small_table(workers=7, records=260)
     here = impute(table, seed=3, **MODES[mode])
     everywhere = np.indices(table.shape).reshape(2, -1)
-    for name, federation in federations(table, tmp_path).items():
+    for name, federation in federations(table).items():
         there = impute(federation, grid=table.grid, seed=3, **MODES[mode])
         found, wanted = there.params.theta(*everywhere), here.params.theta(*everywhere)
         np.testing.assert_array_equal(found, wanted, err_msg=name)
@@ -80,7 +85,7 @@ def test_site_owners_elsewhere_come_to_the_same_table(tmp_path: Path) -> None:
     options: dict[str, Any] = {"mode": "site-owner", "structure": OWNED, "rounds": 25, "seed": 3}
     here = impute(table, **options)
     everywhere = np.indices(table.shape).reshape(2, -1)
-    for name, federation in federations(table, tmp_path).items():
+    for name, federation in federations(table).items():
         there = impute(federation, grid=table.grid, **options)
         assert there.cells.size == 0, name
         assert there.ledger.summary() == here.ledger.summary()
@@ -103,108 +108,120 @@ def test_site_owners_elsewhere_come_to_the_same_table(tmp_path: Path) -> None:
     assert np.ptp(here.params.theta(*everywhere)) > 1
 
 
-class Once(LocalTransport):
-    """Sites that are there for one exchange, some of them not even for that."""
-
-    exchanges = 0
-
-    def __init__(self, sites: dict[str, Site], absent: tuple[str, ...] = ()) -> None:
-        super().__init__(sites)
-        self.absent = absent
-
-    def deliver(
-        self, messages: Mapping[str, bytes], deadline: float
-    ) -> Iterator[tuple[str, bytes]]:
-        self.exchanges += 1
-        here = {k: m for k, m in messages.items() if k not in self.absent and self.exchanges == 1}
-        return super().deliver(here, deadline)
-
-
-def test_a_worker_that_is_away_is_not_in_the_fit_and_one_that_answered_may_leave(
-    tmp_path: Path,
-) -> None:
-    table = small_table(workers=4, records=260)
-    staying = table.keep(np.repeat(np.arange(4), np.diff(table.offsets)) < 3)
-    sites = sites_of(table, tmp_path)
-    transport = Once(sites, absent=(table.workers[3],))
-    network = RemoteFederation(transport, columns=COLUMNS, minimum=3, attempts=1, pause=0.0)
-    there = impute(network, grid=table.grid, **MODES["observed"])
-    alone = impute(staying, **MODES["observed"])
-    assert transport.exchanges == 1
-    assert list(there.table.workers) == list(staying.workers)
-    assert np.array_equal(there.params.sites, alone.params.sites)
-    assert there.ledger.summary() == alone.ledger.summary()
-    network = RemoteFederation(Once(sites, absent=tuple(sites)), columns=COLUMNS, attempts=1)
-    with pytest.raises(emfed.ParticipationError):
-        impute(network, grid=table.grid, **MODES["observed"])
+@pytest.mark.parametrize("family", ["gaussian", "poisson", "log1p"])
+def test_members_come_to_the_sums_of_a_simulation(family: str, tmp_path: Path) -> None:
+    """Every member has the same file, and what one process fits to it is the simulation's."""
+    table = small_table(family, workers=4, records=400)
+    federation = members(table, observers=2)
+    federation.run()
+    assert set(federation.ends) == {*NAMES[:4], "zoe"}
+    assert all(end.final for end in federation.ends.values()), federation.ends
+    there, *others = loaded(federation, tmp_path)
+    assert all(np.array_equal(one.values, there.values) for one in others)
+    here = impute(table, masks=True, observers=2, **MODES["observed"])
+    assert list(there.sites) == list(table.sites)
+    assert there.bins == table.bins
+    for name in ("keys", "weights"):
+        np.testing.assert_array_equal(getattr(there.pooled, name), getattr(here.cells, name))
+    np.testing.assert_allclose(there.pooled.sums, here.cells.sums, rtol=0, atol=1e-9)
+    found = impute(there, **MODES["observed"])
+    np.testing.assert_allclose(found.params.sites, here.params.sites, rtol=0, atol=1e-6)
+    several = np.bincount(table.keys)[table.keys] >= 2
+    apart = table.keep(several).pooled
+    assert np.array_equal(apart.keys, here.cells.keys)
+    assert np.array_equal(apart.weights, here.cells.weights)
+    np.testing.assert_allclose(here.cells.sums, apart.sums, rtol=0, atol=1e-9)
+    if family == "poisson":  # whole numbers stay whole
+        assert np.array_equal(there.pooled.sums, apart.sums)
+        assert np.array_equal(here.cells.sums, apart.sums)
 
 
-def test_a_server_that_was_killed_has_what_its_sites_sent(tmp_path: Path) -> None:
-    """It asks nobody again, and the fit is the same."""
-    table = small_table(workers=4, records=260)
-    transport = Once(sites_of(table, tmp_path / "sites"))
-
-    def imputed(**more: Any) -> Any:
-        network = RemoteFederation(transport, tmp_path / "server", columns=COLUMNS)
-        return impute(network, grid=table.grid, **MODES["chosen"], **more)
-
-    def killed(what: str, share: float) -> None:
-        raise Killed
-
-    with pytest.raises(Killed):
-        imputed(progress=killed)
-    there, here = imputed(), impute(table, **MODES["chosen"])
-    assert transport.exchanges == 1
-    assert np.array_equal(there.params.sites, here.params.sites)
-    assert there.ledger.summary() == here.ledger.summary()
+def test_no_cell_that_enough_sites_have_seen_ends_a_table_for_all() -> None:
+    table = small_table(workers=3, records=60)
+    federation = members(table, observers=3)
+    federation.run()
+    assert not any(end.final for end in federation.ends.values())
+    assert {end.words for end in federation.ends.values()} >= {
+        "no cell was seen by 3 workers; by 2 at most."
+    }
 
 
-class Killed(Exception):
-    """The server's process is gone."""
+def test_a_member_that_is_killed_goes_on_where_the_others_are(tmp_path: Path) -> None:
+    table = small_table(workers=3, records=300)
+    federation = members(table, observers=1)
+    network = federation.network
+    network.at(0.15, lambda: network.kill("bert"))
+    network.at(9.0, lambda: network.start("bert"))
+    federation.run()
+    assert all(end.final for end in federation.ends.values()), federation.ends
+    wanted = impute(table, masks=True, **MODES["observed"]).cells
+    for found in loaded(federation, tmp_path):
+        np.testing.assert_allclose(found.pooled.sums, wanted.sums, rtol=0, atol=1e-9)
 
 
-def killed_at(round_: int) -> Any:
-    def look(record: emfed.fitting.RoundRecord) -> None:
-        if record.round == round_:
-            raise Killed
-
-    return look
+def terms(table: FieldTable, rules: SiteRules, **more: Any) -> OwnerTerms:
+    rows = OfferedRows(as_workers([frames(table)["bert"]]))
+    return OwnerTerms("bert", rules, None, rows, **more)
 
 
-def test_tables_in_real_processes_go_on_through_kills_of_the_server(tmp_path: Path) -> None:
-    """Over TLS: with rounds from a checkpoint, without from what the sites sent."""
-    table = owned(small_table(workers=3, records=200))
-    everywhere = np.indices(table.shape).reshape(2, -1)
-    owned_mode = {"mode": "site-owner", "structure": OWNED, "rounds": 8}
-    modes = {"observed": MODES["observed"], "chosen": MODES["chosen"], "owned": owned_mode}
-    with real_sites(frames(table), tmp_path) as transport:
-        for name, options in modes.items():
-            here = impute(table, seed=3, **options)
-            checkpoint = {"checkpoint": tmp_path / f"{name}.checkpoint"} if name == "owned" else {}
-            for round_ in (1, 6, None) if name == "owned" else (1, None):
-                server = RemoteFederation(transport, tmp_path / name, columns=COLUMNS, masks=False)
-                again = {"grid": table.grid, "seed": 3, **checkpoint, **options}
-                again |= {"resume": round_ != 1} if name == "owned" else {}
-                if round_ is None:
-                    there = impute(server, **again)
-                else:
-                    with pytest.raises(Killed):
-                        impute(server, callbacks=killed_at(round_), **again)
-            if name == "owned":
-                there = there.transform(table)
-            found, wanted = there.params.theta(*everywhere), here.params.theta(*everywhere)
-            np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=1e-6, err_msg=name)
-            assert there.rounds == here.rounds
-            assert there.params.rank == here.params.rank
+def asked(document: Mapping[str, Any], masked: bool = True) -> Agreement:
+    return Agreement(NAMES[:3], ("zoe",), masked, program=document)
 
 
-def test_an_owner_s_rule_on_small_groups_holds_for_cells(tmp_path: Path) -> None:
-    table = small_table(workers=3, records=200)
-    rules = emfed.network.SiteRules.loosest(smallest_group=3)
-    sites = sites_of(table, tmp_path, rules=rules)
-    federation = RemoteFederation(LocalTransport(sites), columns=COLUMNS, attempts=1)
-    with pytest.raises(emfed.ParticipationError, match="no cell with as few records"):
-        impute(federation, grid=table.grid)
+def test_what_owners_accept_of_a_table() -> None:
+    """By the document alone, and by its own rows."""
+    table = small_table(workers=3, records=300)
+    document = SharedTable(table.grid, 3).document()
+    own = terms(table, SiteRules())
+    program = own.accept(asked(document))
+    assert isinstance(program, TableProgram)
+    ask = next(program.begin(NAMES[:3], b"", bytes(32)))
+    assert ask.words() == "the number of records and the sum of their values"
+    assert ask.part(own.rows)[0] == pytest.approx(frames(table)["bert"]["weight"].sum())
+    assert terms(table, SiteRules(models=["cells"])).accept(asked(document)) is not None
+    fewer = SharedTable(table.grid, 2).document()
+    smaller = SharedTable(replace(table.grid, sites=table.grid.sites[:5]), 3).document()
+    for settings, rules, words in (
+        (asked(fewer), SiteRules(), "at least 3 sites have seen, not 2: ask with observers = 3"),
+        (asked(document, False), SiteRules(), "masked sums alone"),
+        (asked(document), SiteRules(models=["k-means"]), "allows the models k-means; not 'cells'"),
+        (asked(document), SiteRules(largest_epsilon=1.0), "sums of cells are not private"),
+        (asked(document), SiteRules(smallest_rows=1000), "answers for more rows"),
+        (asked(document), SiteRules(largest_model=100), "largest_model"),
+        (asked(smaller), SiteRules(), "sites must lie below 5"),
+        (asked({**document, "observers": 0}), SiteRules(), "observers must be"),
+        (asked({**document, "columns": ["site"]}), SiteRules(), "contradict themselves"),
+        (asked({**document, "grid": {**document["grid"], "family": "x"}}), SiteRules(), "family"),
+        (asked({**document, "more": 1}), SiteRules(), "unknown key 'more'"),
+    ):
+        with pytest.raises(emfed.EmfedError, match=words):
+            terms(table, rules).accept(settings)
+
+
+def test_a_person_is_asked_about_a_table_in_words() -> None:
+    table = small_table(workers=3, records=300)
+    seen: list[Any] = []
+    own = terms(table, SiteRules(), approve=lambda about: seen.append(about))
+    assert own.accept(asked(SharedTable(table.grid, 3).document())) is None
+    assert seen[0]["model"] == {"kind": "cells", "sites": 12, "times": 30}
+    assert seen[0]["masks"] is True
+    no = terms(table, SiteRules(), approve=lambda about: False)
+    with pytest.raises(FederationError, match="does not take part"):
+        no.accept(asked(SharedTable(table.grid, 3).document()))
+
+
+def test_a_file_of_a_table_is_whole_or_refused(tmp_path: Path) -> None:
+    table = small_table()
+    program = TableProgram(SharedTable(table.grid))
+    state = program.state(table.pooled)
+    assert program.state(None) == b""
+    path = tmp_path / "model.emfed"
+    path.write_bytes(state[:-1])
+    with pytest.raises(emfed.ModelFileError, match="damaged, cut short"):
+        load_table(path)
+    path.write_bytes(bytes([*state[:-1], state[-1] ^ 1]))
+    with pytest.raises(emfed.ModelFileError, match="digest"):
+        load_table(path)
 
 
 def test_a_grid_makes_rows_of_a_site_s_own_records() -> None:
@@ -233,9 +250,9 @@ def test_a_grid_makes_rows_of_a_site_s_own_records() -> None:
         grid.rows(table)
 
 
-def test_what_a_federation_of_cells_needs_is_said(tmp_path: Path) -> None:
+def test_what_a_federation_of_cells_needs_is_said() -> None:
     table = small_table()
-    loop = federations(table, tmp_path)["loop"]
+    loop = federations(table)["loop"]
     for given, options, words in (
         (loop, {}, "a federation needs one"),
         (table, {"grid": table.grid}, "a grid goes with a federation"),
@@ -244,37 +261,3 @@ def test_what_a_federation_of_cells_needs_is_said(tmp_path: Path) -> None:
     ):
         with pytest.raises(emfed.SettingsError, match=words):
             impute(given, **options)
-
-
-@pytest.mark.parametrize("mode", ["observed", "cell"])
-def test_masked_sums_of_cells_come_to_the_pooled_fit_everywhere(mode: str, tmp_path: Path) -> None:
-    """A table here, sites of one process: one fit and one ledger; cells of few observers go."""
-    table = small_table(workers=5, records=400)
-    given = {**MODES[mode], "masks": True, "observers": 2, "seed": 3}
-    here = impute(table, **given)
-    sites = masked_sites(frames(table), tmp_path, disk=ScratchDisk())
-    network = RemoteFederation(LocalTransport(sites), columns=COLUMNS)
-    there = impute(network, grid=table.grid, **given)
-    everywhere = np.indices(table.shape).reshape(2, -1)
-    wanted = here.params.theta(*everywhere)
-    np.testing.assert_allclose(there.params.theta(*everywhere), wanted, rtol=1e-9, atol=1e-9)
-    np.testing.assert_array_equal(there.ledger.counts, here.ledger.counts)
-    keys = table.site * table.shape[1] + table.time
-    several = np.bincount(keys)[keys] >= 2
-    apart = impute(table.keep(several), **MODES[mode], seed=3)
-    np.testing.assert_allclose(apart.params.theta(*everywhere), wanted, rtol=1e-6, atol=1e-6)
-
-
-def test_real_processes_mask_cells_and_refuse_those_of_few_observers(tmp_path: Path) -> None:
-    """By default between machines, and under the default rules: three observers a cell."""
-    table = small_table(workers=4, records=900)
-    settings: dict[str, Any] = {"structure": Structure(rank=1, penalty=3.0)}
-    with real_sites(frames(table), tmp_path, masked=True) as transport:
-        network = RemoteFederation(transport, columns=COLUMNS, attempts=2)
-        with pytest.raises(emfed.ParticipationError, match="observers=3"):
-            impute(network, grid=table.grid, **settings)
-        network = RemoteFederation(transport, columns=COLUMNS, attempts=2)
-        there = impute(network, grid=table.grid, observers=3, **settings)
-    here = impute(table, masks=True, observers=3, **settings)
-    np.testing.assert_allclose(there.cells.sums, here.cells.sums, rtol=1e-12)
-    np.testing.assert_array_equal(there.ledger.counts, here.ledger.counts)

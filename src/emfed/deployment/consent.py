@@ -12,6 +12,7 @@ import hmac
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, final
 
 import numpy as np
@@ -24,12 +25,16 @@ from emfed.data.summing import HeldRows, check_rows_held
 from emfed.data.tables import Workers, apart
 from emfed.data.workers import to_device, with_columns
 from emfed.deployment.approval import Approve
+from emfed.deployment.programs import program_of
 from emfed.fitting.asks import Joint, Statistics
-from emfed.fitting.program import FitProgram, Told, settings_of
+from emfed.fitting.program import Told, settings_of
 from emfed.fitting.settings import FitSettings
 from emfed.fitting.stopping import Callback
+from emfed.imputation.cells import check_cells
+from emfed.imputation.program import KIND, SharedTable, asks_for_table
 from emfed.models.components import thin
 from emfed.models.rows import mean_length
+from emfed.models.site_owner import COLUMNS
 from emfed.network.exchange.followed import Consent, Program
 from emfed.network.exchange.statements import Agreement
 from emfed.network.exchange.transcript import Transcript
@@ -71,10 +76,10 @@ class OfferedRows:
             digest.update(rows.tobytes())
         return digest.digest()
 
-    def choose(self, settings: FitSettings) -> None:
-        """Take the columns of a fit, and refuse rows that its model cannot use."""
-        data = with_columns(self.data, tuple(settings.columns or ()))
-        check_rows_held(settings.candidates()[0], data)
+    def choose(self, columns: Sequence[str] | None, check: Callable[[Workers], None]) -> None:
+        """Take the columns that are asked for; ``check`` refuses rows that cannot be used."""
+        data = with_columns(self.data, tuple(columns or ()))
+        check(data)
         self._held = HeldRows(to_device(data, self._device))
 
     def summary(self, model: Model) -> dict[str, FloatArray]:
@@ -175,25 +180,44 @@ class OwnerTerms:
                 return None
             if words:
                 raise FederationError(words)
-        settings = settings_of(agreement.program or {}, agreement.masked)
-        return FitProgram(settings, self.callbacks, self.told)
+        return program_of(agreement.program, agreement.masked, self.callbacks, self.told)
 
     def _refusals(self, agreement: Agreement) -> Iterator[str | None]:
         """What is wrong with the settings, one check after the other; None: not decided yet."""
         for check_document in DOCUMENT:
             yield check_document(self, agreement)
+        if asks_for_table(agreement.program):
+            yield from self._about_table(agreement)
+            return
         settings = settings_of(agreement.program or {}, agreement.masked)
         asked = Settings(self, agreement, settings, settings.candidates())
         for check_settings in SETTINGS:
             yield check_settings(asked)
-        if self.approve is not None:
-            answer = self.approve(approvable(asked))
-            yield None if answer is None else "" if answer else "the owner does not take part."
-        self.rows.choose(settings)
+        yield self._approved(approvable(asked))
+        self.rows.choose(settings.columns, partial(check_rows_held, asked.models[0]))
         self._sizes[:] = [model.layout.size for model in self.rows.bound(asked.models)]
         self._steps[:] = [mean_length(self.rows.summary(asked.models[0]))]
+        yield _has_rows(self)
         for check_rows in ROWS:
             yield check_rows(asked)
+        yield _changed_enough(self)
+
+    def _approved(self, about: Mapping[str, Any]) -> str | None:
+        """What a person says, where one is asked."""
+        answer = True if self.approve is None else self.approve(about)
+        return None if answer is None else "" if answer else "the owner does not take part."
+
+    def _about_table(self, agreement: Agreement) -> Iterator[str | None]:
+        """What is wrong with a table that is to be filled together."""
+        shared = SharedTable.read(agreement.program or {})
+        for check_table in TABLE:
+            yield check_table(self, shared)
+        about = {name: (agreement.program or {})[name] for name in ("model", "grid", "columns")}
+        yield self._approved(about | {"masks": agreement.masked, "privacy": None})
+        self.rows.choose(COLUMNS, partial(check_cells, shared.grid.shape))
+        self._sizes[:], self._steps[:] = [], [1.0]
+        yield _has_rows(self)
+        yield _changed_enough(self)
 
     def before_pass(self, ask: Ask, rows: float, about: Transcript) -> None:
         """Refuse a pass over the rows, or count it; ``rows`` are those of all sites, if known."""
@@ -332,6 +356,42 @@ def _is_private(asked: Settings) -> str:
     return "" if privacy is None else "private fits do not run on this exchange yet."
 
 
+# What a table asks for.
+
+
+def _is_not_private(terms: OwnerTerms, shared: SharedTable) -> str:
+    if terms.rules.largest_epsilon is None:
+        return ""
+    return "the owner takes part in private runs alone, and sums of cells are not private."
+
+
+def _allows_tables(terms: OwnerTerms, shared: SharedTable) -> str:
+    allowed = terms.rules.models
+    if allowed is None or {ANY, KIND} & {*allowed}:
+        return ""
+    return f"the owner allows the models {', '.join(allowed) or 'none'}; not {KIND!r}."
+
+
+def _wants_observers(terms: OwnerTerms, shared: SharedTable) -> str:
+    """All members leave out what too few have seen, by the same sum."""
+    least = terms.rules.smallest_observers
+    if shared.observers >= least:
+        return ""
+    return (
+        f"the owner is in sums of cells that at least {least} sites have seen, not "
+        f"{shared.observers}: ask with observers = {least}, or the owner allows fewer "
+        "(smallest_observers in its rules)."
+    )
+
+
+TABLE: tuple[Callable[[OwnerTerms, SharedTable], str], ...] = (
+    _is_not_private,
+    _allows_tables,
+    _wants_observers,
+)
+"""Checked before a person is asked about a table."""
+
+
 SETTINGS: tuple[Callable[[Settings], str], ...] = (
     _is_private,
     _allows_model,
@@ -345,8 +405,8 @@ SETTINGS: tuple[Callable[[Settings], str], ...] = (
 # What they would be computed from.
 
 
-def _has_rows(asked: Settings) -> str:
-    enough = asked.terms.rows.count >= asked.terms.rules.smallest_rows
+def _has_rows(terms: OwnerTerms) -> str:
+    enough = terms.rows.count >= terms.rules.smallest_rows
     return "" if enough else "the owner answers for more rows than there are here."
 
 
@@ -379,12 +439,12 @@ def _too_few(terms: OwnerTerms, rows: float) -> str:
     )
 
 
-def _changed_enough(asked: Settings) -> str:
+def _changed_enough(terms: OwnerTerms) -> str:
     """The difference of two runs would tell of a few rows that came or went between them."""
-    memory, data = asked.terms.memory, asked.terms.rows.data
+    memory, data = terms.memory, terms.rows.data
     if memory is None:
         return ""
-    if 0 < memory.described.fewest_changed(data, memory.secret) < asked.terms.rules.smallest_rows:
+    if 0 < memory.described.fewest_changed(data, memory.secret) < terms.rules.smallest_rows:
         return (
             "a few of its rows are others than when it took part last: the difference of two runs "
             "would tell of these. It joins when more have changed, or with the rows of before."
@@ -394,10 +454,8 @@ def _changed_enough(asked: Settings) -> str:
 
 
 ROWS: tuple[Callable[[Settings], str], ...] = (
-    _has_rows,
     _counts_rows,
     _spares_rows,
-    _changed_enough,
 )
 """Checked when the owner, and a person where it wants so, have agreed."""
 

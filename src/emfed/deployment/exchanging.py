@@ -21,8 +21,9 @@ from emfed.data.tables import Workers
 from emfed.deployment.approval import owners_word
 from emfed.deployment.config import Config
 from emfed.deployment.consent import OfferedRows, OwnerTerms
+from emfed.deployment.programs import program_of
 from emfed.deployment.site import JOURNAL, MODEL
-from emfed.fitting.program import FitProgram, settings_of
+from emfed.fitting.program import settings_of
 from emfed.network.addresses import alone
 from emfed.network.exchange.followed import Consent, Ended, MemberStore, Program
 from emfed.network.exchange.frames import is_run, new_run
@@ -218,7 +219,7 @@ def serve_fit(
                 "back, or give the new one a folder and an output of its own."
             )
         show = (lambda record: report("round", progress(record)),)
-        return FitProgram(settings_of(document, agreement.masked), show)
+        return program_of(document, agreement.masked, show)
 
     with alone(folder / "serve.lock") as mine:
         if not mine:

@@ -9,6 +9,7 @@ from emfed.imputation.index import Index
 from emfed.imputation.intake import ColumnNames, ReadSettings, observer_rows, read_records
 from emfed.imputation.lowrank import Cells, Structure, TableParameters
 from emfed.imputation.posterior import Posterior
+from emfed.imputation.program import load_table
 from emfed.imputation.result import Imputation
 from emfed.imputation.simulate import simulate_table
 from emfed.imputation.skill import ObserverSkill
@@ -37,6 +38,7 @@ __all__ = [
     "TableParameters",
     "from_result",
     "impute",
+    "load_table",
     "observer_rows",
     "read_ebird",
     "read_records",

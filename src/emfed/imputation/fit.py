@@ -18,16 +18,17 @@ from emfed.compressors import Dithering
 from emfed.core.configuration import check_keys
 from emfed.core.errors import DataError, NumericalError, SettingsError, check_type
 from emfed.core.protocols import Compressor, Federation, FloatArray, Participation
-from emfed.core.records import Records
+from emfed.core.records import Records, RoundRecord
 from emfed.core.settings.declaring import check_declared, documented
 from emfed.core.settings.impute import ImputeFields, Mode
 from emfed.core.streams import check_seed
+from emfed.core.sums import AskedWorkers
 from emfed.core.wording import Setting, Wording
+from emfed.data.held import HeldWorkers
 from emfed.data.workers import WorkerData
 from emfed.fitting.face import run, threads_of
 from emfed.fitting.fitted import Watch
 from emfed.fitting.progress import progress as progress_bar
-from emfed.fitting.rounds import opening_record
 from emfed.fitting.settings import FitSettings, participants
 from emfed.fitting.stopping import Callback, Stop
 from emfed.imputation.choice import Choice, Search
@@ -37,12 +38,12 @@ from emfed.imputation.lowrank import Cells, Covariates, Structure, TableParamete
 from emfed.imputation.paper import ALPHA, EPOCHS, GAMMA, QUANTISER, PaperRun
 from emfed.imputation.result import Imputation
 from emfed.imputation.space import neighbours, places_of
-from emfed.imputation.sums import gathered, gathered_masked
+from emfed.imputation.sums import gathered
 from emfed.imputation.sweeps import Solver
 from emfed.imputation.table import FieldTable, Grid, known_table
 from emfed.models.owners import Loadings
 from emfed.models.site_owner import COLUMNS, SiteOwner
-from emfed.network import LoopFederation, StackedFederation
+from emfed.network import LoopFederation
 
 ProgressFunction = Callable[[str, float], None]
 QUANTISER_OF_TIMES = Dithering(levels=3, norm=inf, block="row", scales="bfloat16")
@@ -271,50 +272,62 @@ def _imputed(
                 "mode 'observed' or 'cell' where sites elsewhere have their own records."
             )
         if given.mode in ONE_UPLOAD:
-            return _of_sums(given, table, grid, watch, progress)
+            return _of_sums(given, _workers_of(table), grid, watch, progress)
         return _site_owner(given, table, known_table(grid), watch)
     if given.mode == "paper":
         return _paper(given, table, watch)
     workers = WorkerData(table.rows, table.offsets, list(table.workers), COLUMNS)
     if given.mode in ONE_UPLOAD:
-        found = _of_sums(given, StackedFederation(workers), table.grid, watch, progress)
-        return replace(found, table=table)
+        held = HeldWorkers(workers, stacked=False)
+        return replace(_of_sums(given, held, table.grid, watch, progress), table=table)
     check_owners(table)
     return _site_owner(given, LoopFederation(workers), table, watch)
 
 
+def _workers_of(network: Any) -> AskedWorkers:
+    """The workers of a federation that answers asks."""
+    asked: AskedWorkers | None = getattr(network, "asked", None)
+    if asked is None and not hasattr(network, "data"):
+        raise SettingsError(
+            "sites elsewhere fill a table together with `emfed serve` and `emfed join` "
+            "(docs/imputation.md); here a federation has its workers in this process or in Ray."
+        )
+    return HeldWorkers(network.data) if asked is None else asked
+
+
 def _of_sums(
     given: ImputeSettings,
-    network: Federation,
+    workers: AskedWorkers,
     grid: Grid,
     watch: Watch,
     progress: ProgressFunction | None,
 ) -> Imputation:
     """Every worker sends the sums of its cells once, and T(S) is fitted to them here."""
     if watch.checkpoint is not None:
-        raise SettingsError(
-            f"mode {given.mode!r} makes one exchange and leaves no checkpoint: a RemoteFederation "
-            "with a directory keeps what its workers sent."
-        )
+        raise SettingsError(f"mode {given.mode!r} sends cells once and leaves no checkpoint.")
     if given.mode == "cell":
         _check_factors_alone(grid.family, given.structure)
     began = time.perf_counter()
-    if network.masks_by_default if given.masks is None else given.masks:
-        told = gathered_masked(network, grid, given.seed, given.observers)
-    else:
-        told = gathered(network, grid, given.seed)
+    told = gathered(workers, grid, bool(given.masks), given.seed, given.observers)
     cells, ledger = told.table.pooled, told.ledger
     check_varied(grid.family, cells)
     solver, choice, interrupted = _solver(given, grid, cells, progress)
     params = solver.fit(cells)
-    record = replace(
-        opening_record(network.size, len(told.table.keys)),
+    n = len(workers.totals)
+    record = RoundRecord(
         round=1,
+        generation=0,
+        asked=n,
+        answered=n,
+        squared_H=None,
+        step_size=0.0,
+        guard_hits=0,
         objective=solver.objective(cells, params),
         bytes_up=ledger.total("up"),
         bytes_down=ledger.total("down"),
         payload_up=ledger.total("up", "payload"),
         payload_down=ledger.total("down", "payload"),
+        evaluations=len(told.table.keys),
         epochs=1.0,
         seconds=time.perf_counter() - began,
     )
