@@ -8,7 +8,7 @@ GPU_PYTHON ?= python3
 # One more than there are cores: some tests wait for processes and for time.
 WORKERS ?= $(shell $(PYTHON) -c 'import os; print(1 + (os.cpu_count() or 1))')
 
-.PHONY: help setup demo reproduce test long lint types check wheel site-wheel docs docs-quick release lowest bench chaos fuzz faults parity gpu gpu-interpreted platforms clean
+.PHONY: help setup demo reproduce test long lint types check wheel site-wheel docs docs-quick release lowest bench chaos fuzz faults parity gpu gpu-interpreted clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 18
@@ -128,13 +128,6 @@ build/gpu-venv/.installed: pyproject.toml
 	# Triton's interpreter converts arrays of one number, which numpy refuses from 2.4 on.
 	build/gpu-venv/bin/python -m pip install --quiet --editable . torch triton pytest hypothesis 'numpy<2.4'
 	@touch $@
-
-platforms: ## Run emfed inside vantage6 (its mock client) and NVFlare (its simulator); installs both
-	for name in vantage6 nvflare; do \
-		$(PYTHON) -m venv build/$$name-venv; \
-		build/$$name-venv/bin/python -m pip install --quiet --editable . --requirement examples/$$name/requirements.txt && \
-		(cd examples/$$name && ../../build/$$name-venv/bin/python try_it.py) || exit 1; \
-	done
 
 clean: ## Remove what the targets made
 	rm -rf $(VENV) dist build docs/generated demo reproduction .mypy_cache .ruff_cache .pytest_cache .hypothesis

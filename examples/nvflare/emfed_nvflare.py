@@ -1,13 +1,12 @@
-"""emfed as an NVFlare recipe: a controller that fits, and an executor that answers at each site.
+"""emfed as an NVFlare recipe: a courier between the mailboxes of sites and those of the server.
 
-NVFlare carries bytes between its server and its clients, so it is one more `Transport`.
+NVFlare starts the controller at its server and the executor at every client. They see messages as
+opaque bytes. Rows and keys are with ``emfed join mailbox:FOLDER`` at a site, and the relay with
+``emfed serve``, under accounts of their own (docs/platforms.md).
 """
 
-import queue
 import time
-from pathlib import Path
 
-import polars as pl
 from nvflare.apis.controller_spec import Task
 from nvflare.apis.executor import Executor
 from nvflare.apis.impl.controller import Controller
@@ -15,63 +14,43 @@ from nvflare.apis.shareable import Shareable
 from nvflare.job_config.api import FedJob
 from nvflare.recipe.spec import Recipe
 
-import emfed
-from emfed.network import RemoteFederation, Site, SiteRules, Transport
-from emfed.network.masking import SiteIdentity
+from emfed.network.mailbox import Courier, exchange
 
-TASK = "emfed"
-
-
-class NVFlare(Transport):
-    """The clients of a job, by name."""
-
-    def __init__(self, controller, context, abort, masked):
-        self.controller, self.context, self.abort = controller, context, abort
-        self.masked = masked
-
-    @property
-    def between_machines(self):
-        return self.masked
-
-    def workers(self):
-        return sorted(client.name for client in self.context.get_engine().get_clients())
-
-    def deliver(self, messages, deadline):
-        answers, until = queue.SimpleQueue(), time.monotonic() + deadline
-
-        def received(client_task, fl_ctx):
-            answers.put((client_task.client.name, client_task.result.get("reply")))
-
-        for site, message in messages.items():
-            content = Shareable({"message": message})
-            asked = Task(TASK, content, timeout=int(deadline), result_received_cb=received)
-            self.controller.broadcast(asked, self.context, targets=[site], min_responses=1)
-        waiting = set(messages)
-        while waiting and time.monotonic() < until and not self.abort.triggered:
-            try:
-                site, reply = answers.get(timeout=0.2)
-            except queue.Empty:
-                continue
-            waiting.discard(site)
-            if reply is not None:  # else the client failed; the run asks again, or goes on without
-                yield site, reply
+TASK, LETTERS = "emfed", "letters"
+LIFETIME = 120
+"""Seconds until a message to a client that is away counts as lost."""
+PAUSE = 0.1
+"""Seconds between two looks for messages."""
 
 
 class EmfedController(Controller):
-    """Fits a model, described as in ``run.toml``, and writes a model file."""
+    """Asks every client in turn, until ``emfed serve`` is over."""
 
-    def __init__(self, model: dict, settings: dict, result: str, masked: bool):
+    def __init__(self, mailboxes: str):
         super().__init__()
-        self.model, self.settings, self.result, self.masked = model, settings, result, masked
+        self.mailboxes = mailboxes
+        self.asked = {}  # by client: when the message is lost
 
     def start_controller(self, fl_ctx):
         pass
 
     def control_flow(self, abort_signal, fl_ctx):
-        federation = RemoteFederation(NVFlare(self, fl_ctx, abort_signal, self.masked))
-        fitted = emfed.fit(emfed.models.make_model(**self.model), federation, **self.settings)
-        fitted.save(self.result)
-        self.log_info(fl_ctx, fitted.outcome)
+        courier = Courier(self.mailboxes)
+
+        def received(client_task, fl_ctx):
+            site = client_task.client.name
+            courier.up(site, client_task.result.get(LETTERS) or [])
+            self.asked.pop(site, None)
+
+        while not (courier.over or abort_signal.triggered):
+            now = time.monotonic()
+            for client in fl_ctx.get_engine().get_clients():
+                if self.asked.get(client.name, 0) < now:
+                    self.asked[client.name] = now + LIFETIME
+                    content = Shareable({LETTERS: courier.down(client.name)})
+                    task = Task(TASK, content, timeout=LIFETIME, result_received_cb=received)
+                    self.broadcast(task, fl_ctx, targets=[client.name], min_responses=1)
+            time.sleep(PAUSE)
 
     def stop_controller(self, fl_ctx):
         pass
@@ -81,40 +60,22 @@ class EmfedController(Controller):
 
 
 class EmfedExecutor(Executor):
-    """Answers for one site. ``SITE`` in a path stands for the client's name."""
+    """Carries for one site; ``SITE`` in the path stands for the client's name."""
 
-    def __init__(self, data: str, directory: str, keys: str):
+    def __init__(self, mailbox: str):
         super().__init__()
-        self.data, self.directory, self.keys = data, directory, keys
-        self.site = None
+        self.mailbox = mailbox
 
     def execute(self, task_name, shareable, fl_ctx, abort_signal):
-        # A site that stays remembers who was ready, and then says so in fewer bytes.
-        self.site = self.site or self.opened(fl_ctx)
-        return Shareable({"reply": self.site.step(shareable["message"])})
-
-    def opened(self, fl_ctx):
-        name = fl_ctx.get_identity_name()
-        data, where, keys = (
-            p.replace("SITE", name) for p in (self.data, self.directory, self.keys)
-        )
-        identity = SiteIdentity.read(Path(keys) / f"{name}.key", Path(keys)) if keys else None
-        rules = SiteRules(unmasked=identity is None)
-        return Site(pl.read_csv(data), where, rules=rules, identity=identity)
+        mailbox = self.mailbox.replace("SITE", fl_ctx.get_identity_name())
+        return Shareable({LETTERS: exchange(mailbox, shareable[LETTERS])})
 
 
 class EmfedRecipe(Recipe):
-    """One fit over all clients; with ``keys``, three clients or more mask what they tell.
+    """Carries what the sites of one ``emfed serve`` say; clients have the names of sites."""
 
-    ``keys`` is, at every client, a folder with its own ``NAME.key`` and everybody's ``NAME.pub``
-    (`emfed keys site`); without it runs are not masked, and every client's rules allow that.
-    """
-
-    def __init__(
-        self, *, clients: int, model: dict, data: str, directory: str, result: str, **more
-    ):
-        keys = more.pop("keys", "")
+    def __init__(self, *, clients: int, mailboxes: str, mailbox: str):
         job = FedJob(name="emfed", min_clients=clients)
-        job.to_server(EmfedController(model, more, result, bool(keys)))
-        job.to_clients(EmfedExecutor(data, directory, keys), tasks=[TASK])
+        job.to_server(EmfedController(mailboxes))
+        job.to_clients(EmfedExecutor(mailbox), tasks=[TASK])
         super().__init__(job)

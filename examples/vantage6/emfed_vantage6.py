@@ -1,67 +1,52 @@
-"""emfed as a vantage6 algorithm: `fit` runs once, `step` runs at every node and answers a message.
+"""emfed over vantage6: a courier between the mailboxes of sites and those of the server.
 
-vantage6 carries bytes between containers, so it is one more `Transport`. A node starts a new
-container for every message; that is what `Site` is made for, since it keeps all that matters in its
-folder. vantage6 gives every node a folder that lives as long as the job, in ``TEMPORARY_FOLDER``.
+``carry`` runs once, at the node beside ``emfed serve``; ``visit`` runs at every node, in a new
+container for every message. They see messages as opaque bytes. Rows and keys are with
+``emfed join mailbox:FOLDER`` at a site, under an account of its own (docs/platforms.md). Containers
+find the mailbox of the site in ``EMFED_MAILBOX``, and those of the server in ``EMFED_MAILBOXES``.
 """
 
 import base64
 import os
-from pathlib import Path
 
-from vantage6.algorithm.tools.decorators import algorithm_client, data
+from vantage6.algorithm.tools.decorators import algorithm_client
 
-import emfed
-from emfed.network import RemoteFederation, Site, SiteRules, Transport
-from emfed.network.masking import SiteIdentity
+from emfed.network.mailbox import Courier, exchange
 
 
-class Vantage6(Transport):
-    """Nodes of a collaboration, by the ids of their organizations."""
+def packed(letters):
+    """Letters as vantage6 carries them."""
+    return [base64.b64encode(letter).decode() for letter in letters]
 
-    def __init__(self, client, organizations):
-        self.client, self.organizations = client, organizations
 
-    @property
-    def between_machines(self):
-        return "EMFED_ROSTER" in os.environ  # with keys, three nodes or more mask what they tell
-
-    def workers(self):
-        return [str(number) for number in self.organizations]
-
-    def deliver(self, messages, deadline):
-        tasks = {site: self.ask(site, message) for site, message in messages.items()}
-        for site, task in tasks.items():
-            for answer in self.client.wait_for_results(task_id=task["id"], interval=0.5):
-                yield site, base64.b64decode(answer["reply"])
-
-    def ask(self, site, message):
-        text = base64.b64encode(message).decode()
-        asked = {"method": "step", "kwargs": {"organization": site, "message": text}}
-        return self.client.task.create(input_=asked, organizations=[int(site)], name="emfed step")
+def unpacked(texts):
+    """The inverse of `packed`."""
+    return [base64.b64decode(text) for text in texts]
 
 
 @algorithm_client
-def fit(client, model, **settings):
-    """Fit a model, described as in ``run.toml``, to the rows of all nodes; gives its parameters."""
-    organizations = [node["id"] for node in client.organization.list()]
-    federation = RemoteFederation(Vantage6(client, organizations))
-    result = emfed.fit(emfed.models.make_model(**model), federation, **settings)
-    parameters = {name: value.tolist() for name, value in result.params.arrays().items()}
-    sent = {"bytes_up": result.bytes_up, "bytes_down": result.bytes_down}
-    return {"params": parameters, "rounds": result.rounds, "columns": result.columns, **sent}
+def carry(client, sites):
+    """Ask every site in turn until ``emfed serve`` is over; ``sites`` are organizations by name.
 
-
-@data(1)
-def step(table, organization, message):
-    """Answer one message from this node's rows.
-
-    With ``EMFED_KEY`` and ``EMFED_ROSTER`` in the node's environment (its ``NAME.key`` and a folder
-    of everybody's ``NAME.pub``) the node masks what it tells.
+    Gives how many messages were carried.
     """
-    folder = Path(os.environ["TEMPORARY_FOLDER"]) / "emfed" / organization
-    roster = os.environ.get("EMFED_ROSTER")
-    identity = SiteIdentity.read(Path(os.environ["EMFED_KEY"]), Path(roster)) if roster else None
-    rules = SiteRules(unmasked=identity is None)
-    reply = Site(table, folder, rules=rules, identity=identity).step(base64.b64decode(message))
-    return {"reply": base64.b64encode(reply).decode()}
+    courier, messages = Courier(os.environ["EMFED_MAILBOXES"]), 0
+    while not courier.over:
+        tasks = {site: ask(client, number, courier.down(site)) for site, number in sites.items()}
+        for site, task in tasks.items():
+            for answer in client.wait_for_results(task_id=task["id"], interval=0.5):
+                letters = unpacked(answer["letters"])
+                courier.up(site, letters)
+                messages += len(letters)
+    return {"messages": messages}
+
+
+def ask(client, organization, letters):
+    """Send one site what waits for it."""
+    asked = {"method": "visit", "kwargs": {"letters": packed(letters)}}
+    return client.task.create(input_=asked, organizations=[organization], name="emfed visit")
+
+
+def visit(letters):
+    """At a site: leave what came, and take what its member has to say."""
+    return {"letters": packed(exchange(os.environ["EMFED_MAILBOX"], unpacked(letters)))}
