@@ -73,6 +73,7 @@ STANDARD = {
         "itertools",
         "hashlib",
         "html",
+        "stat",
         "http",
         "urllib",
         "zipfile",

@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import stat
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable
@@ -101,7 +102,8 @@ def _content(path: Path) -> bytes | None:
     except OSError:
         return None
     with os.fdopen(handle, "rb") as file:
-        if not os.path.isfile(handle) or os.path.getsize(handle) > LARGEST_MESSAGE:
+        about = os.fstat(file.fileno())
+        if not stat.S_ISREG(about.st_mode) or about.st_size > LARGEST_MESSAGE:
             return None
         return file.read(LARGEST_MESSAGE + 1)
 
