@@ -39,6 +39,7 @@ from emfed.core.protocols import (
     WorkerStates,
 )
 from emfed.core.wording import Setting, Wording
+from emfed.data.held import HeldWorkers
 from emfed.data.sources import chunks
 from emfed.data.summing import check_rows_held
 from emfed.data.tables import Piece, Workers, apart
@@ -331,6 +332,9 @@ class InProcessFederation(Federation):
     True
     """
 
+    stacked = True
+    """Whether workers of equal size are asked together; if not, one after the other."""
+
     def __init__(self, data: Workers, first: int = 0) -> None:
         self.data, self.first = data, first
         self._bound: Any = None
@@ -354,6 +358,12 @@ class InProcessFederation(Federation):
     def size(self) -> int:
         """The number of workers."""
         return self.data.size
+
+    @property
+    @final
+    def workers(self) -> HeldWorkers:
+        """The workers, as a fit on sums asks them."""
+        return HeldWorkers(self.data, stacked=self.stacked, first=self.first)
 
     @property
     @final
@@ -549,6 +559,8 @@ class LoopFederation(InProcessFederation):
     >>> emfed.fit(model, emfed.network.LoopFederation(data), "em", rounds=2).rounds
     2
     """
+
+    stacked = False
 
     def batches(self, workers: IntArray) -> Iterator[IntArray]:
         """One at a time."""
