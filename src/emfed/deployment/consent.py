@@ -10,7 +10,9 @@ import contextlib
 import hashlib
 import hmac
 import re
+import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, final
@@ -151,6 +153,8 @@ class OwnerTerms:
         Called with each ask and its sum.
     approve : callable, optional
         Asks a person about a fit: True or False, or None as long as there is no answer.
+    lock : Lock
+        Held while rules are checked: those of all runs of a site share what was spent.
     """
 
     name: str
@@ -162,6 +166,7 @@ class OwnerTerms:
     callbacks: tuple[Callback, ...] = ()
     told: Told = lambda ask, answer: None
     approve: Approve | None = None
+    lock: AbstractContextManager[Any] = field(default_factory=threading.Lock)
     _sizes: list[int] = field(default_factory=list, init=False)
     """How many statistics the candidates of the fit have here."""
     _steps: list[float] = field(default_factory=lambda: [1.0], init=False)
@@ -171,15 +176,22 @@ class OwnerTerms:
         """What the site's program asks."""
         changes = self.rules.largest_changes
         limit = UNLIMITED if changes is None else changes
-        return Consent(self.accept, self.rules.smallest_set, limit, spares=limit > 0)
+        return Consent(
+            self.accept,
+            self.rules.smallest_set,
+            limit,
+            spares=limit > 0,
+            before_pass=self.before_pass,
+        )
 
     def accept(self, agreement: Agreement) -> Program | None:
         """The program of settings that the rules allow; None while a person has not answered."""
-        for words in self._refusals(agreement):
-            if words is None:
-                return None
-            if words:
-                raise FederationError(words)
+        with self.lock:
+            for words in self._refusals(agreement):
+                if words is None:
+                    return None
+                if words:
+                    raise FederationError(words)
         return program_of(agreement.program, agreement.masked, self.callbacks, self.told)
 
     def _refusals(self, agreement: Agreement) -> Iterator[str | None]:
@@ -222,9 +234,10 @@ class OwnerTerms:
     def before_pass(self, ask: Ask, rows: float, about: Transcript) -> None:
         """Refuse a pass over the rows, or count it; ``rows`` are those of all sites, if known."""
         asked = Pass(self, ask, rows, about)
-        for check in PASSES:
-            if words := check(asked):
-                raise FederationError(words)
+        with self.lock:
+            for check in PASSES:
+                if words := check(asked):
+                    raise FederationError(words)
 
 
 @final

@@ -10,6 +10,7 @@ import hashlib
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, final
 
 import numpy as np
@@ -257,7 +258,8 @@ class EveryoneSums(FollowedFit):
             return None
         if followed.ask is None or followed.values is not None:
             return None
-        return _Pass(followed.ask, self.me.rows, followed.taken == 0)
+        check = partial(self.me.consent.before_pass, followed.ask, followed.rows, self.about)
+        return _Pass(followed.ask, self.me.rows, followed.taken == 0, check)
 
     def done(self, job: Callable[[], Any], found: Any) -> None:
         """Take the numbers of a part."""
@@ -420,7 +422,10 @@ class _Pass:
     ask: Ask
     rows: Rows
     first: bool
+    check: Callable[[], None]
+    """What the owner's rules say of it."""
 
     def __call__(self) -> FloatArray:
+        self.check()
         values = self.ask.part(self.rows)
         return np.append(values, self.rows.total) if self.first else values

@@ -76,12 +76,16 @@ class Consent:
         Changes of the set, at most.
     spares : bool
         Whether others may go on without this site.
+    before_pass : callable
+        Called with an ask, the rows of all sites as far as they are known, and the transcript,
+        before each pass over the rows. It refuses by raising `FederationError`.
     """
 
     make: Callable[[Agreement], Program | None]
     smallest_set: int = 1
     largest_changes: int = 3
     spares: bool = True
+    before_pass: Callable[[Ask, float, Transcript], None] = lambda ask, rows, about: None
 
 
 @final

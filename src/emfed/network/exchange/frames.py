@@ -37,6 +37,8 @@ class RunList(Packed):
     """1 if other runs follow these, so that a member stays."""
     runs: NameList
     """The runs whose settings name the member."""
+    here: NameList = ()
+    """To an analyst alone: the sites that are connected."""
 
 
 def framed(run: str, message: bytes) -> bytes:

@@ -232,6 +232,16 @@ class Follower:
             self._orders.append((word, argument))
 
     @property
+    def ordering(self) -> bool:
+        """Whether an order is on its way into the transcript."""
+        return bool(self._orders)
+
+    @property
+    def silent(self) -> tuple[str, ...]:
+        """Sites that the relay has not heard of lately."""
+        return tuple(self._me.silent)
+
+    @property
     def result(self) -> Any:
         """What the fit came to, if it returned; `Ended.final` says when it is final."""
         return self.fit.result

@@ -11,7 +11,7 @@ from typing import final
 
 from emfed.core.errors import WireError
 from emfed.network.exchange.followed import MemberStore
-from emfed.network.exchange.frames import RunList, framed, is_run, unframed
+from emfed.network.exchange.frames import RunList, framed, framed_list, is_run, unframed
 from emfed.network.exchange.member import Follower
 from emfed.network.exchange.member_thread import MemberThread, Watcher
 
@@ -68,6 +68,8 @@ class MemberRuns:
         """All that were begun in this process, those that are over, too."""
         self.more = True
         """Whether the relay says that other runs follow."""
+        self.here: tuple[str, ...] | None = None
+        """To an analyst: the sites that are connected, once the relay has said so."""
 
     def start(self, run: str, member: RunMember) -> MemberThread:
         """Take part in a run from now on."""
@@ -103,7 +105,7 @@ class MemberRuns:
             thread.connected()
 
     def _look_at(self, told: RunList) -> None:
-        self.more = bool(told.more)
+        self.more, self.here = bool(told.more), told.here
         for run in told.runs:
             with self._changing:
                 going = sum(not one.over.is_set() for one in self.members.values())
@@ -116,6 +118,10 @@ class MemberRuns:
                         self._refused.add(run)
                 else:
                     self.start(run, member)
+
+    def say_more(self, more: bool) -> None:
+        """Tell the relay, as an analyst, whether other runs follow these."""
+        self._send(framed_list(RunList(int(more), ())))
 
     @property
     def over(self) -> bool:

@@ -93,7 +93,9 @@ class Relay:
             self.transcript.append(data)
         self._heard: dict[str, float] = {}
         self._known: dict[str, int] = {}
-        """How long each member's chain was when it spoke last."""
+        """How long each member's chain was when it spoke last, or is once it has got what left."""
+        self._own: dict[str, int] = {}
+        """How long it was by its own word."""
         self._started = now
         self._collected = _Collected()
         self._waiting: dict[str, Statement] = {}
@@ -112,7 +114,7 @@ class Relay:
             logger.warning("a post was ignored: %s", error)
             return []
         self._heard[post.author] = now
-        self._known[post.author] = post.length
+        self._known[post.author] = self._own[post.author] = post.length
         before, again = len(self.transcript), post.author in self._collected.parts
         try:
             self._take(post, kind, now)
@@ -132,6 +134,12 @@ class Relay:
         if len(self.transcript) == before:
             return []
         return [(name, self._hand_out(name, now)) for name in self._members_behind()]
+
+    @property
+    def untold(self) -> tuple[str, ...]:
+        """Members of the last set that have not got all entries, by their own word."""
+        about = self.transcript
+        return tuple(one for one in about.members if self._own.get(one, 0) < len(about))
 
     def _members_behind(self, *more: str) -> list[str]:
         about = self.transcript

@@ -7,7 +7,7 @@ Which of them a member follows is its own affair.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import final
 
@@ -34,27 +34,34 @@ class RunFiles:
     ----------
     folder : Path
         It is made if it is not there.
+    homes : mapping from str to Path
+        Runs that have a folder of their own, in its place.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder, self._open = folder, dict[str, RecordFile]()
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    def __init__(self, folder: Path, homes: Mapping[str, Path] | None = None) -> None:
+        self._folder, self._homes, self._open = folder, dict(homes or {}), dict[str, RecordFile]()
+        for place in self._places():
+            place.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+    def _places(self) -> set[Path]:
+        return {self._folder, *self._homes.values()}
 
     def names(self) -> list[str]:
         """All runs that are kept."""
-        found = [path for path in self._folder.glob("*.sqlite") if is_run(path.stem)]
+        kept = (path for place in self._places() for path in place.glob("*.sqlite"))
+        found = [path for path in kept if is_run(path.stem)]
         return [path.stem for path in sorted(found, key=lambda path: path.stat().st_mtime)]
 
     def __call__(self, run: str) -> EntryStore:
         """The file of a run."""
-        self._open[run] = RecordFile(self._folder / f"{run}.sqlite")
+        self._open[run] = RecordFile(self._homes.get(run, self._folder) / f"{run}.sqlite")
         return self._open[run]
 
     def drop(self, run: str) -> None:
         """Forget a run."""
         if run in self._open:
             self._open.pop(run).close()
-        for path in self._folder.glob(f"{run}.sqlite*"):
+        for path in self._homes.get(run, self._folder).glob(f"{run}.sqlite*"):
             path.unlink()
 
     def close(self) -> None:
@@ -99,7 +106,9 @@ class RelayRuns:
         self._roster, self._analysts, self._store = roster, set(analysts), store
         self._drop, self._make = drop, make
         self.more = False
-        """Whether other runs follow, so that members stay; see `announce`."""
+        """Whether other runs follow, so that members stay: by an analyst's word."""
+        self.here: tuple[str, ...] = ()
+        """The sites that are connected; see `announce`."""
         self.relays: dict[str, Relay] = {}
         for run in known:
             try:
@@ -115,7 +124,7 @@ class RelayRuns:
         """Take what a member sent; raises `WireError` where it is no post of its own."""
         run, post = unframed(data)
         if not run:
-            return [(member, self.greet(member))]
+            return self._hear(member, post)
         if not is_post_of(member, post):
             raise WireError("sent no post of its own")
         relay = self.relays.get(run)
@@ -125,6 +134,13 @@ class RelayRuns:
             self._make_room()
             relay = self._open(run, now)
         return self._act(run, relay, lambda: relay.receive(post, now))
+
+    def _hear(self, member: str, message: bytes) -> Messages:
+        """Greet a member; an analyst may say whether other runs follow."""
+        if message and member in self._analysts:
+            self.more = bool(RunList.decode(message).more)
+            return self.announce(self.here)
+        return [(member, self.greet(member))]
 
     def tick(self, now: float) -> Messages:
         """What follows from time alone."""
@@ -153,8 +169,19 @@ class RelayRuns:
     def greet(self, member: str) -> bytes:
         """What a member hears first, and when it asks: the runs that name it."""
         runs = [run for run, one in self.relays.items() if member in one.transcript.agreement.sites]
-        return framed_list(RunList(int(self.more), tuple(runs)))
+        here = self.here if member in self._analysts else ()
+        return framed_list(RunList(int(self.more), tuple(runs), here))
 
     def announce(self, members: Iterable[str]) -> Messages:
         """Tell members which runs there are."""
         return [(name, self.greet(name)) for name in members]
+
+    def meet(self, here: Iterable[str]) -> Messages:
+        """Tell analysts which sites are connected now."""
+        self.here = tuple(sorted({*here} - self._analysts))
+        return self.announce(self._analysts)
+
+    def untold(self, run: str) -> tuple[str, ...]:
+        """Members of the last set that do not know yet how the run ended."""
+        relay = self.relays.get(run)
+        return () if relay is None else relay.untold

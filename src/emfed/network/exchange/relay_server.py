@@ -7,7 +7,8 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import final
 
@@ -20,7 +21,7 @@ from emfed.network.exchange.relay_runs import MakeRelay, Messages, RelayRuns, Ru
 from emfed.network.exchange.statements import LARGEST_MESSAGE, Roster
 from emfed.network.keys import ANALYST
 from emfed.network.websocket.background import ServerLine
-from emfed.network.websocket.greeting import MISUSE, SILENCE_SECONDS, Refused
+from emfed.network.websocket.greeting import IN_USE, MISUSE, SILENCE_SECONDS, Refused
 from emfed.network.websocket.reception import Reception, SiteCall
 
 logger = logging.getLogger(__name__)
@@ -75,6 +76,10 @@ class RelayServer(Reception[_MemberLink]):
         Public keys of all members, those in this process, too.
     folder : Path
         Where the files of all runs are.
+    homes : mapping from str to Path
+        Runs whose files are in folders of their own.
+    more : bool
+        Whether other runs follow, until an analyst says otherwise.
     make : callable
         The relay's state machine of one run; others are for tests.
     """
@@ -87,13 +92,17 @@ class RelayServer(Reception[_MemberLink]):
         roster: Roster,
         folder: Path,
         make: MakeRelay = Relay,
+        *,
+        homes: Mapping[str, Path] | None = None,
+        more: bool = False,
         silence: float = SILENCE_SECONDS,
     ) -> None:
-        self._roster, self._folder, self._make = roster, folder, make
+        self._roster, self._make = roster, make
+        self._places = partial(RunFiles, folder, homes)
         self._here: dict[str, Callable[[bytes], None]] = {}
         self._runs: RelayRuns | None = None
         self._files: RunFiles | None = None
-        self._more = False
+        self._more = more
         self._again = 0.0
         self.trouble = ""
         """What must be mended here, in words."""
@@ -109,11 +118,12 @@ class RelayServer(Reception[_MemberLink]):
     def attach(self, name: str, deliver: Callable[[bytes], None]) -> Callable[[bytes], None]:
         """Let a member of this process take part; gives what takes its messages."""
         self._here[name] = deliver
+        self._background.call(self._act, lambda runs: runs.announce([name]))
         return lambda data: self._background.call(self._take, name, data)
 
-    def say_more(self, more: bool) -> None:
-        """Tell all members whether other runs follow, so that they stay."""
-        self._background.call(self._tell_more, more)
+    def untold(self, run: str) -> tuple[str, ...]:
+        """Members of the last set of a run that do not know yet how it ended."""
+        return () if self._runs is None else self._runs.untold(run)
 
     # In the loop.
 
@@ -124,12 +134,13 @@ class RelayServer(Reception[_MemberLink]):
     def _open_files(self) -> None:
         """Begin with what is on the disk; where that fails, it is tried again."""
         try:
-            self._files = files = RunFiles(self._folder)
+            self._files = files = self._places()
             known, now = files.names(), time.monotonic()
             self._runs = RelayRuns(
                 self._roster, [ANALYST], files, known, files.drop, now, self._make
             )
             self._runs.more, self.trouble = self._more, ""
+            self._send(self._runs.meet(self._links))
         except DiskTrouble as error:
             self._fail(error)
 
@@ -149,12 +160,6 @@ class RelayServer(Reception[_MemberLink]):
                 self._open_files()
             self._act(lambda runs: runs.tick(time.monotonic()))
 
-    def _tell_more(self, more: bool) -> None:
-        self._more = more
-        if self._runs is not None:
-            self._runs.more = more
-            self._send(self._runs.announce([*self._links]))
-
     def _take(self, name: str, data: bytes) -> None:
         self.contacts[name] = time.time()
         try:
@@ -166,7 +171,7 @@ class RelayServer(Reception[_MemberLink]):
         if self._runs is None:
             return
         try:
-            said = act(self._runs)
+            said, self._more = act(self._runs), self._runs.more
         except DiskTrouble as error:
             self._fail(error)
             return
@@ -181,12 +186,16 @@ class RelayServer(Reception[_MemberLink]):
                 link.put(data)
 
     def _meet(self, name: str, process: bytes, digest: bytes, line: ServerLine) -> _MemberLink:
+        if name in self._here:
+            raise Refused(IN_USE, f"called as {name}, who works at the relay")
         return _MemberLink(name, process, digest, line)
+
+    def _lost(self, link: _MemberLink) -> None:
+        self._act(lambda runs: runs.meet(self._links))
 
     async def _converse(self, link: _MemberLink) -> None:
         sending = asyncio.get_running_loop().create_task(self._send_all(link))
-        if self._runs is not None:
-            self._send(self._runs.announce([link.name]))
+        self._act(lambda runs: [*runs.meet(self._links), *runs.announce([link.name])])
         try:
             async for data in link.line:
                 if self._links.get(link.name) is not link:

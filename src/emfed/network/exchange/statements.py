@@ -509,6 +509,8 @@ class Agreement:
         nothing in another one of equal settings.
     program : mapping
         What is fitted, in words: opaque here.
+    title : str
+        What the analyst calls the run, for people and names of files.
     """
 
     sites: tuple[str, ...]
@@ -518,6 +520,7 @@ class Agreement:
     newcomers: bool = True
     run: str = ""
     program: Mapping[str, Any] | None = None
+    title: str = ""
 
     def document(self) -> Document:
         """Canonical JSON."""
@@ -530,6 +533,7 @@ class Agreement:
             "newcomers": self.newcomers,
             "run": self.run,
             "program": self.program,
+            "title": self.title,
         }
         text = json.dumps(about, sort_keys=True, separators=(",", ":"), allow_nan=False)
         return Document(text.encode())
@@ -560,5 +564,6 @@ def _has_kinds(about: Mapping[str, Any]) -> bool:
     """Whether settings that another member wrote have values of the right kinds."""
     truths = all(isinstance(about[name], bool) for name in ("masked", "newcomers"))
     wait, program = about["wait"], about["program"]
-    words = isinstance(about["run"], str) and (program is None or isinstance(program, dict))
+    words = all(isinstance(about[name], str) for name in ("run", "title"))
+    words &= program is None or isinstance(program, dict)
     return truths and words and type(wait) in (int, float) and wait >= 0
