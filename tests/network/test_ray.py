@@ -21,8 +21,11 @@ import pytest
 
 import emfed
 from emfed.data import WorkerData
+from emfed.fitting import FitSettings, in_process
+from emfed.fitting.fitted import Watch
 from emfed.imputation import Structure, impute
 from emfed.models.site_owner import COLUMNS
+from emfed.network import RayFederation, StackedFederation
 from emfed.network.shards import Shard, divide
 from tests.helpers import first, fit, make_data, make_model
 from tests.imputation.tables import small_table
@@ -100,6 +103,29 @@ def test_same_seed_same_trajectory(
     assert_same_run(
         fit(make_model(kind), None, algorithm, federation=federation, **options), stacked
     )
+
+
+@pytest.mark.usefixtures("user_ray")
+def test_an_actor_that_is_killed_in_a_fit_changes_nothing() -> None:
+    """What workers keep travels with what they are asked, so nothing is lost with an actor."""
+    settings = FitSettings.read(make_model("full"), None, seed=3, scores=True)
+    here = in_process.fit(settings, StackedFederation(emfed.data.as_workers(TABLES)).workers).result
+    with RayFederation(TABLES, actors=3) as cluster:
+        before = cluster.processes
+
+        def kill(record: Any) -> bool:
+            if record.round == 3:
+                os.kill(cluster.processes[1], signal.SIGKILL)
+            return False
+
+        there = in_process.fit(settings, cluster.workers, Watch((kill,))).result
+        assert cluster.processes[1] != before[1]
+        assert cluster.processes[::2] == before[::2]
+    np.testing.assert_allclose(there.statistics, here.statistics, rtol=0, atol=1e-12)
+    np.testing.assert_array_equal(there.ledger.counts, here.ledger.counts)
+    assert here.facts is not None
+    assert there.facts is not None
+    np.testing.assert_allclose(there.facts.scores, here.facts.scores, rtol=0, atol=1e-12)
 
 
 def test_checkpoints_resume_in_either(

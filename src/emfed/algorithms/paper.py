@@ -307,7 +307,7 @@ class Innovations(Gather):
         lost = settle(states, server.counted[workers], server.generation)
         fresh = np.setdiff1d(np.flatnonzero(states["pending_at"] != server.round), lost)
         passes = np.zeros(len(workers), dtype=np.int64)
-        if len(fresh) == len(workers):
+        if len(fresh) == len(workers) > 0:
             passes = self._sent(rows, workers, states)
         elif len(fresh):
             mine = {name: column[fresh] for name, column in states.items()}

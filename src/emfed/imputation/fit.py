@@ -286,13 +286,13 @@ def _imputed(
 
 def _workers_of(network: Any) -> AskedWorkers:
     """The workers of a federation that answers asks."""
-    asked: AskedWorkers | None = getattr(network, "asked", None)
-    if asked is None and not hasattr(network, "data"):
+    asked: AskedWorkers | None = getattr(network, "workers", None)
+    if asked is None:
         raise SettingsError(
             "sites elsewhere fill a table together with `emfed serve` and `emfed join` "
             "(docs/imputation.md); here a federation has its workers in this process or in Ray."
         )
-    return HeldWorkers(network.data) if asked is None else asked
+    return asked
 
 
 def _of_sums(

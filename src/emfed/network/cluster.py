@@ -19,7 +19,7 @@ import os
 import socket
 import threading
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, final
 
@@ -42,7 +42,7 @@ from emfed.core.protocols import (
 from emfed.core.version import __version__
 from emfed.data.workers import WorkerData
 from emfed.models.binding import rounded_opening
-from emfed.network.shards import Portions, Shard, divide
+from emfed.network.shards import Portions, Shard, ShardCalls, ShardedWorkers, divide, told_by
 
 RESTARTS = 3
 """How often in a row an actor may die over the same call."""
@@ -295,6 +295,11 @@ class RayFederation(Federation):
         return self._size
 
     @property
+    def workers(self) -> ShardedWorkers:
+        """The workers, as a fit asks them."""
+        return ShardedWorkers(self._told, self._ask_shards)
+
+    @property
     def processes(self) -> tuple[int, ...]:
         """The process of each actor, on whatever node it runs."""
         return tuple(self._processes)
@@ -304,13 +309,14 @@ class RayFederation(Federation):
 
     def _settle(self) -> None:
         """All actors are there, with one version and one order of columns."""
-        told = [self._first_word(shard) for shard in range(len(self._actors))]
-        self._columns = told[0]["columns"]
-        for shard, word in enumerate(told):
+        words = [self._first_word(shard) for shard in range(len(self._actors))]
+        self._columns = words[0]["columns"]
+        for shard, word in enumerate(words):
             if (word["columns"] is None) != (self._columns is None):
                 raise DataError("some workers name their columns, others do not.")
             if word["columns"] != self._columns:
                 self._first_word(shard)
+        self._told = told_by(words, self._edges, self._names)
 
     def _first_word(self, shard: int) -> dict[str, Any]:
         """Wait for a new actor and let it open its data."""
@@ -363,17 +369,21 @@ class RayFederation(Federation):
         self._actors[shard] = self._launch(shard)
         self._first_word(shard)
         if self._bound is not None:
-            self._wait(self._send(shard, "bind", self._bound))
+            self._wait(self._send(shard, "call", "bind", self._bound))
         if self._begun is not None:
-            self._wait(self._send(shard, "begin", replace(self._begun, since=0)))
+            self._wait(self._send(shard, "call", "begin", replace(self._begun, since=0)))
 
     def _send(self, shard: int, method: str, *arguments: Any) -> Any:
-        return self._actors[shard].call.remote(method, *arguments)
+        return getattr(self._actors[shard], method).remote(*arguments)
 
     def _wait(self, ref: Any) -> Any:
         return self._ray.get(ref, timeout=self._deadline)
 
-    def _ask(self, method: str, calls: Iterable[tuple[int, tuple[Any, ...]]]) -> list[Any]:
+    def _ask(self, method: str, calls: ShardCalls) -> list[Any]:
+        """What a method of the federations of the named shards gives."""
+        return self._ask_shards("call", [(shard, (method, *given)) for shard, given in calls])
+
+    def _ask_shards(self, method: str, calls: ShardCalls) -> list[Any]:
         """What the named shards answer, in order; the calls run at the same time."""
         if not self._actors:
             raise FederationError("this RayFederation is closed: make another.")
