@@ -20,12 +20,12 @@ from emfed.artifacts.modelfiles import SEAL
 from emfed.core.noise import NoiseKey
 from emfed.core.privacy import Bits, Privacy, discrete_gaussian
 from emfed.core.storage import load_checkpoint, load_sealed
+from emfed.data.summing import plain_rows
 from emfed.data.workers import as_workers
 from emfed.fitting.private import WIDE, PrivatePlan
 from emfed.models import GaussianParameters
 from emfed.models.bounded import Asked, from_integers, to_integers, whole_sums
 from emfed.network import InProcessFederation, StackedFederation
-from emfed.network.inprocess import plain_rows
 
 MODEL = emfed.gaussian_mixture(2, "diag")
 MOMENTS = 2

@@ -97,9 +97,9 @@ class Lattice:
     def placed(cls, ask: Ask, exchange: int, attempt: int = 0) -> Lattice:
         """The lattice of a sum in its place of a fit.
 
-        The first sum has one more number, the rows' weight, and is exact.
+        The first sum has one more number, the rows' weight, and is exact, where that may be told.
         """
-        if exchange == 0:
+        if exchange == 0 and ask.counted:
             return cls.of(None, ask.size + 1, attempt)
         return cls.of(ask.precision, ask.size, attempt)
 

@@ -11,7 +11,7 @@ from emfed.aggregation.lattice import DIGEST_BYTES, FURTHER_ATTEMPTS, TAG_BYTES,
 from emfed.core.errors import NumericalError
 from emfed.core.ledger import DIRECTIONS, Ledger
 from emfed.core.streams import Purpose, uniforms
-from emfed.core.sums import Ask, AskedWorkers, FloatArray, Sum
+from emfed.core.sums import Ask, FloatArray, Sum, SummedWorkers
 
 
 @final
@@ -25,7 +25,7 @@ class SimulatedSums:
 
     Parameters
     ----------
-    rows : AskedWorkers
+    rows : SummedWorkers
         All workers.
     workers : int
         How many they are; one alone rounds nothing.
@@ -35,7 +35,7 @@ class SimulatedSums:
         What counts the bytes that messages between machines would have.
     """
 
-    rows: AskedWorkers
+    rows: SummedWorkers
     workers: int
     seed: int = 0
     ledger: Ledger | None = None
@@ -49,8 +49,8 @@ class SimulatedSums:
         value, total = self.rows.sum(ask), float(self.rows.totals.sum())
         exchange, self.exchanges = self.exchanges, self.exchanges + 1
         if self.workers == 1 and np.isfinite(value).all():
-            return Sum(value, total)
-        values = value if exchange else np.append(value, total)
+            return Sum(value, total, ask.noise)
+        values = np.append(value, total) if exchange == 0 and ask.counted else value
         size = 0
         for attempt in range(1 + FURTHER_ATTEMPTS):
             lattice = Lattice.placed(ask, exchange, attempt)
@@ -58,7 +58,7 @@ class SimulatedSums:
             rounded = lattice.round(values, self._roundings(attempt, len(values)))
             if rounded is not None:
                 self._count(ask, size)
-                noise = lattice.noise(self.workers)
+                noise = lattice.noise(self.workers) + self.workers * ask.noise
                 return Sum(rounded[: ask.size], total, noise, 0, size)
             self.attempts += 1
         raise NumericalError(

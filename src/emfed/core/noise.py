@@ -1,19 +1,22 @@
-"""What the noise of a private fit in one process follows from: a key that nothing shows.
+"""Asks whose sums have noise, and what noise follows from: a key that nothing shows.
 
-Between machines every site draws its noise itself, from a secret on its own disk
-(`emfed.network.spending.Secret`).
+In one process a fit has a key of its own. Between machines every site draws its noise itself, from
+a key on its own disk (`emfed.network.spending.noise_key`).
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-from typing import Any, final
+from abc import abstractmethod
+from collections.abc import Iterable
+from typing import Any, ClassVar, Protocol, Self, final, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from emfed.core.privacy import Bits
+from emfed.core.privacy import DEVIATION, Bits
+from emfed.core.sums import Ask, FloatArray, IntArray, LastSum, Precision, Rows
 from emfed.core.wording import Setting, Wording
 
 KEY_BYTES = 32
@@ -23,6 +26,57 @@ SITES_DRAW = Wording(
     "its own. Leave {} out.",
     *(Setting("noise_seed"), Setting("noise_seed")),
 )
+
+
+ROOM_BITS = 46
+"""Bits that a sum may be away from 0, in steps: room for 100 million rows on any lattice. So
+messages are equally long whatever rows say."""
+
+
+class NoisyAsk(Ask):
+    """An ask whose sum has noise, so that it tells little of any one row.
+
+    What it sums over rows are whole numbers, and the noise that each worker adds is whole, too, and
+    always the same: the lattice of the ask says what it covers. Nobody gives more than a part with
+    noise, and the weight of the rows is not told either.
+    """
+
+    counted: ClassVar[bool] = False
+    noise: ClassVar[float] = float(DEVIATION) ** 2
+    precision = Precision(np.array(1.0), np.array(0.0), np.array(2.0**ROOM_BITS))
+    last: LastSum | None = None
+    """What the last sum said to the fit that asks."""
+
+    @property
+    @abstractmethod
+    def cost(self) -> float:
+        """Mu squared of the answer: what it tells of any one row."""
+
+    @abstractmethod
+    def whole(self, blocks: Iterable[FloatArray]) -> IntArray:
+        """The sum over the rows of one worker, without noise."""
+
+    @final
+    def part(self, rows: Rows) -> FloatArray:
+        """The sum over these rows with noise, which is all that they give."""
+        assert isinstance(rows, NoisyRows)
+        return rows.noisy(self)
+
+
+@runtime_checkable
+class NoisyRows(Protocol):
+    """Rows of which sums with noise are told and no others."""
+
+    def noisy(self, ask: NoisyAsk) -> FloatArray:
+        """The sum over the rows with noise, in whole numbers."""
+
+
+@runtime_checkable
+class PlainRows(Rows, Protocol):
+    """Rows that count once each and are there again for each ask."""
+
+    def blocks(self) -> Iterable[Iterable[FloatArray]]:
+        """The rows of each worker, some at a time; raises where some have weights."""
 
 
 @final
@@ -44,6 +98,17 @@ class NoiseKey:
         told = b"" if seed is None else seed.to_bytes(8, "little")
         self.seed = seed
         self._key = os.urandom(KEY_BYTES) if seed is None else hashlib.sha256(told).digest()
+
+    @classmethod
+    def of(cls, key: bytes) -> Self:
+        """The key of a site, from its disk."""
+        found = cls()
+        found._key = key
+        return found
+
+    def commitment(self) -> bytes:
+        """32 bytes that others may see: they tell whether it is the same key, and no more."""
+        return hashlib.sha256(b"emfed noise commitment\0" + self._key).digest()
 
     def __repr__(self) -> str:
         return f"NoiseKey({'' if self.seed is None else self.seed})"

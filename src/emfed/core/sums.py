@@ -11,7 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Hashable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -90,6 +90,10 @@ class Ask(ABC):
     """The kind of message in the ledger: opening, start, round or closing."""
     precision: Precision | None
     """How fine the sum must be; None: exact to 64-bit floats, as in the opening."""
+    counted: ClassVar[bool] = True
+    """Whether a fit's first sum tells the weight of all rows, too."""
+    noise: ClassVar[float] = 0.0
+    """The variance of the noise that each worker adds to each number, in steps squared."""
 
     @property
     @abstractmethod
@@ -339,6 +343,17 @@ class Answers:
             self.totals[at],
             self.passes[at],
         )
+
+
+class SummedWorkers(Protocol):
+    """Workers of whom sums are asked."""
+
+    @property
+    def totals(self) -> FloatArray:
+        """What each worker counts for, in rows."""
+
+    def sum(self, ask: Ask) -> FloatArray:
+        """The exact sum of all parts."""
 
 
 class AskedWorkers(Protocol):

@@ -9,12 +9,14 @@ from typing import final
 
 import numpy as np
 
-from emfed.core.errors import DataError
+from emfed.core.errors import DataError, SettingsError
 from emfed.core.protocols import Model
 from emfed.core.sums import FloatArray, Mean
+from emfed.core.wording import Setting, Wording
 from emfed.data.sources import chunks
 from emfed.data.tables import Piece, Workers, apart
 from emfed.data.workers import WorkerData
+from emfed.models.mixture import to_numpy
 from emfed.models.naming import rows_named
 
 
@@ -71,12 +73,51 @@ class HeldRows:
             total = total + (piece.share * self._counts_for[piece.positions]) @ values
         return np.asarray(total)
 
+    def blocks(self) -> Iterator[Iterator[FloatArray]]:
+        """The rows of each worker, some at a time, where each counts once and is all there."""
+        check_plain(self.data)
+        return (plain_rows(self.data, worker) for worker in range(self.data.size))
+
     def _pieces(self, ragged: bool) -> Iterator[Piece]:
         workers = np.flatnonzero(self._own > 0)
         pieces = self.data.stacks(workers) if self._stacked else self.data.pieces(workers)
         for piece in pieces:
             piece = piece._replace(positions=workers[piece.positions])
             yield from [piece] if ragged else apart(piece)
+
+
+def plain_rows(data: Workers, worker: int, refuse: bool = True) -> Iterator[FloatArray]:
+    """A worker's rows, some at a time, where each counts once and is all there.
+
+    Rows with a missing value are an error to whoever has all rows before them. At a site they are
+    left out: an error would tell others that there is one.
+    """
+    check_plain(data)
+    for _, block in chunks(data.worker(worker)):
+        rows = to_numpy(block)
+        if rows.ndim != 2:
+            raise DataError("a private answer is about a table of rows and columns.")
+        whole = np.isfinite(rows).all(axis=1)
+        if refuse and not whole.all():
+            raise DataError("a private answer needs rows without missing values: fill them in.")
+        yield rows if whole.all() else rows[whole]
+
+
+def rows_with_gaps(data: Workers) -> int:
+    """How many rows of the only worker have a missing value."""
+    blocks = (to_numpy(block) for _, block in chunks(data.worker(0)))
+    return sum(int((~np.isfinite(rows).all(axis=1)).sum()) for rows in blocks)
+
+
+def check_plain(data: Workers) -> None:
+    """Refuse rows that have weights, or that come once: a row must have one vote, always."""
+    if data.row_weights is not None or data.streaming:
+        raise SettingsError(
+            Wording(
+                "{} goes with plain rows: leave out sample_weight and streams.",
+                Setting("epsilon"),
+            )
+        )
 
 
 def check_rows_held(model: Model, data: Workers) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emfed.algorithms.steps import settled
-from emfed.core.errors import DataError, SettingsError
+from emfed.core.errors import SettingsError
 from emfed.core.noise import NoiseKey
 from emfed.core.privacy import discrete_gaussian
 from emfed.core.protocols import (
@@ -40,14 +40,12 @@ from emfed.core.protocols import (
 )
 from emfed.core.wording import Setting, Wording
 from emfed.data.held import HeldWorkers
-from emfed.data.sources import chunks
-from emfed.data.summing import check_rows_held
+from emfed.data.summing import check_rows_held, plain_rows
 from emfed.data.tables import Piece, Workers, apart
 from emfed.data.workers import as_workers, with_columns
 from emfed.models.binding import Bound, of_columns, rounded_opening
 from emfed.models.bounded import Asked, to_integers, whole_sums
 from emfed.models.clusters import Buckets
-from emfed.models.mixture import to_numpy
 from emfed.models.side_by_side import SideBySide
 from emfed.network.masking import SMALLEST_SET
 from emfed.network.own_clusters import clusters_of, clusters_width
@@ -228,40 +226,6 @@ def _said(question: Question, model: Model, rows: Any, padding: Any | None) -> F
         parts = zip(model.models, question.params.parts, strict=True)
     told = [np.stack(part.evaluate(rows, own, padding)[1:], axis=-1) for part, own in parts]
     return np.concatenate(told, axis=-1)
-
-
-def plain_rows(data: Workers, worker: int, refuse: bool = True) -> Iterator[FloatArray]:
-    """A worker's rows, some at a time, where each counts once and is all there.
-
-    Rows with a missing value are an error to whoever has all rows before them. At a site they are
-    left out: an error would tell the server that there is one.
-    """
-    check_plain(data)
-    for _, block in chunks(data.worker(worker)):
-        rows = to_numpy(block)
-        if rows.ndim != 2:
-            raise DataError("a private answer is about a table of rows and columns.")
-        whole = np.isfinite(rows).all(axis=1)
-        if refuse and not whole.all():
-            raise DataError("a private answer needs rows without missing values: fill them in.")
-        yield rows if whole.all() else rows[whole]
-
-
-def rows_with_gaps(data: Workers) -> int:
-    """How many rows of the only worker have a missing value."""
-    blocks = (to_numpy(block) for _, block in chunks(data.worker(0)))
-    return sum(int((~np.isfinite(rows).all(axis=1)).sum()) for rows in blocks)
-
-
-def check_plain(data: Workers) -> None:
-    """Refuse rows that have weights, or that come once: a row must have one vote, always."""
-    if data.row_weights is not None or data.streaming:
-        raise SettingsError(
-            Wording(
-                "{} goes with plain rows: leave out sample_weight and streams.",
-                Setting("epsilon"),
-            )
-        )
 
 
 def stand_in(model: Model, width: int) -> Opening:

@@ -80,6 +80,7 @@ from emfed.core.wire import (
     seal_refusal,
 )
 from emfed.data import Workers, as_workers, with_columns
+from emfed.data.summing import check_plain, plain_rows, rows_with_gaps
 from emfed.data.workers import to_device
 from emfed.models import build_model
 from emfed.models.binding import (
@@ -104,12 +105,9 @@ from emfed.network.inprocess import (
     LoopFederation,
     WorkerRows,
     answer,
-    check_plain,
     check_suits,
     fresh_rows,
     narrow,
-    plain_rows,
-    rows_with_gaps,
     stand_in,
 )
 from emfed.network.journal import Journal

@@ -19,7 +19,14 @@ from emfed.aggregation.masks import Part
 from emfed.core.errors import FederationError, WireError
 from emfed.core.sums import Ask, Finish, FloatArray, Rows, Sum, finished
 from emfed.network.exchange.adding import EpochKeys, PlacedAsk
-from emfed.network.exchange.followed import Ended, FitInProgress, FollowedFit, Holder
+from emfed.network.exchange.followed import (
+    Ended,
+    FitInProgress,
+    FollowedFit,
+    Holder,
+    Look,
+    PassPlace,
+)
 from emfed.network.exchange.statements import (
     BODIES,
     Added,
@@ -64,7 +71,7 @@ class _Summed(FitInProgress):
 
     def send(self, value: FloatArray, noise: float) -> None:
         """Send the fit its sum."""
-        if self.taken == 0:
+        if self.taken == 0 and self.ask.counted:
             value, self.rows = value[:-1], float(value[-1])
         self.taken += 1
         told = Sum(value, self.rows, noise, 0, self.spent)
@@ -241,8 +248,9 @@ class EveryoneSums(FollowedFit):
                 return
             followed.refused = None
             sites = len(keys.members)
-            exact = added.exchange == 0 or question.ask.precision is None
-            followed.send(value, 0.0 if exact else sites / 12)
+            ask = question.ask
+            exact = (added.exchange == 0 and ask.counted) or ask.precision is None
+            followed.send(value, (0.0 if exact else sites / 12) + sites * ask.noise)
 
     def _opened(self, question: PlacedAsk, place: int, data: bytes) -> FloatArray | None:
         assert self.keys is not None
@@ -259,7 +267,12 @@ class EveryoneSums(FollowedFit):
         if followed.ask is None or followed.values is not None:
             return None
         check = partial(self.me.consent.before_pass, followed.ask, followed.rows, self.about)
-        return _Pass(followed.ask, self.me.rows, followed.taken == 0, check)
+        about, mine = self.about, self.about.hellos[self.me.name].rows
+        masked = about.agreement.masked
+        place = PassPlace(
+            about.settings, mine, about.members, followed.taken, masked, followed.rows
+        )
+        return _Pass(followed.ask, self.me.rows, self.me.consent.look, place, check)
 
     def done(self, job: Callable[[], Any], found: Any) -> None:
         """Take the numbers of a part."""
@@ -421,11 +434,14 @@ class _Pass:
 
     ask: Ask
     rows: Rows
-    first: bool
+    look: Look
+    place: PassPlace
     check: Callable[[], None]
     """What the owner's rules say of it."""
 
     def __call__(self) -> FloatArray:
         self.check()
-        values = self.ask.part(self.rows)
-        return np.append(values, self.rows.total) if self.first else values
+        seen = self.look(self.rows, self.ask, self.place)
+        values = self.ask.part(seen)
+        counted = self.place.exchange == 0 and self.ask.counted
+        return np.append(values, seen.total) if counted else values

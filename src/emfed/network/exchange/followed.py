@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -62,6 +63,73 @@ class MemberStore(EntryStore, Protocol):
 
 @final
 @dataclass(frozen=True)
+class Pledge:
+    """What a site's hello says of the noise of a private fit.
+
+    Parameters
+    ----------
+    noise : bytes
+        A commitment to its noise key and to its ledger; zeros: the fit is not private.
+    charges : int
+        How often that ledger was written.
+    """
+
+    noise: bytes = bytes(32)
+    charges: int = 0
+
+    @property
+    def needs_all(self) -> bool:
+        """Whether nobody may go on without this site: each adds its share of the noise."""
+        return any(self.noise)
+
+
+@final
+@dataclass(frozen=True)
+class PassPlace:
+    """Where a fit has come to, as a site's owner looks at a pass over its rows.
+
+    Parameters
+    ----------
+    settings : bytes
+        The digest of the settings.
+    rows : bytes
+        What the site's rows are committed to.
+    members : tuple of str
+        The sites that add up.
+    exchange : int
+        How many sums of the epoch came before.
+    masked : bool
+        Whether the sum is masked.
+    weight : float
+        The weight of the rows of all sites; 0 as long as it is not known.
+    """
+
+    settings: bytes
+    rows: bytes
+    members: tuple[str, ...]
+    exchange: int
+    masked: bool
+    weight: float = 0.0
+
+    def digest(self) -> bytes:
+        """Of settings, rows, sites and exchange, which are all that noise depends on here."""
+        fields = (self.settings, self.rows, *(name.encode() for name in self.members))
+        found = hashlib.sha256(b"emfed place" + self.exchange.to_bytes(8, "little"))
+        for field_ in fields:
+            found.update(len(field_).to_bytes(8, "little") + field_)
+        return found.digest()
+
+
+Look = Callable[[Rows, Ask, PassPlace], Rows]
+
+
+def as_they_are(rows: Rows, ask: Ask, place: PassPlace) -> Rows:
+    """Any ask may be of the rows themselves."""
+    return rows
+
+
+@final
+@dataclass(frozen=True)
 class Consent:
     """What an owner agreed to.
 
@@ -79,6 +147,10 @@ class Consent:
     before_pass : callable
         Called with an ask, the rows of all sites as far as they are known, and the transcript,
         before each pass over the rows. It refuses by raising `FederationError`.
+    look : callable
+        What an ask at a place of the fit is given of the rows.
+    pledge : callable
+        What is said of noise, once settings are accepted.
     """
 
     make: Callable[[Agreement], Program | None]
@@ -86,6 +158,8 @@ class Consent:
     largest_changes: int = 3
     spares: bool = True
     before_pass: Callable[[Ask, float, Transcript], None] = lambda ask, rows, about: None
+    look: Look = as_they_are
+    pledge: Callable[[], Pledge] = Pledge
 
 
 @final

@@ -456,7 +456,8 @@ class Follower:
         yield from self.fit.due(now)
 
     def _hello(self) -> Hello:
-        about = self.transcript
+        about, consent = self.transcript, self._me.consent
+        pledge = consent.pledge()
         return Hello(
             about.settings,
             self._me.nonce,
@@ -464,7 +465,9 @@ class Follower:
             self._commitment,
             len(about),
             about.head,
-            int(self._me.consent.spares),
+            int(consent.spares and not pledge.needs_all),
+            pledge.noise,
+            pledge.charges,
         )
 
     def _ordered(self) -> Iterator[tuple[Body, bytes]]:

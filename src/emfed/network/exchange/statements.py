@@ -15,7 +15,7 @@ OFFER      u32 first, u16 count, entries                                a member
                                                                         relay; not signed apart
 SETTINGS   blob document (canonical JSON)                               an analyst, once
 HELLO      hash settings, 16 nonce, 32 run key, hash rows, u32 length,  a process, first of all
-           hash head, u8 spares
+           hash head, u8 spares, hash noise, u32 charges
 SECRETS    hash head, u32 epoch, u16 count, (name, blob sealed)         a site that has them
 PART       hash head, u32 exchange, u8 attempt, 8 state, hash part      a site, once a context
 NOSUM      hash head, u32 exchange, u8 attempt                          a site whose sum's tag fails
@@ -227,6 +227,10 @@ class Hello(Packed):
     """The author's chain, whose last entries may be lost."""
     spares: Small
     """1 if its owner lets others go on without it."""
+    noise: Hash
+    """What the author's noise key and ledger are committed to, in a private fit; else zeros."""
+    charges: Count
+    """How often that ledger was written: never less than before."""
 
 
 @final

@@ -249,6 +249,11 @@ class Transcript:
                 f"{author} has other rows than those that it committed to at the opening: it is "
                 "out of this fit; start a new one for other rows."
             )
+        if known is not None and (known.noise != hello.noise or known.charges > hello.charges):
+            raise WireError(
+                f"{author} has another key of noise, or another or an older ledger of what its "
+                "rows have told, than before: it is out of this fit. Put back what is newest."
+            )
         if hello.length <= self.hello_places.get(author, -1):
             raise WireError(f"{author} said hello before its newest process did.")
         if hello.length > len(self) or self.heads[hello.length] != hello.head:
