@@ -13,6 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
+from emfed.aggregation import codes
+from emfed.aggregation.keys import GroupSecrets
+from emfed.aggregation.masks import Part, add_parts
 from emfed.core.errors import WireError
 from emfed.core.protocols import Form, View
 from emfed.core.wire import (
@@ -38,6 +41,18 @@ from emfed.core.wire import (
     seal,
     shorten,
 )
+from emfed.network.exchange.frames import RunList, unframed
+from emfed.network.exchange.statements import (
+    BODIES,
+    Added,
+    Agreement,
+    Document,
+    Entry,
+    HandOut,
+    Offer,
+    Packed,
+    Post,
+)
 
 HEADER = Header(Kind.REQUEST, 1, 2, 3, 4)
 READERS = (
@@ -59,8 +74,32 @@ READERS = (
     lambda data, n: read_short(shorten(HEADER, data)).told_to([(1, 3, 4)]),
     lambda data, n: open_answer(data, (HEADER, b"")),
     lambda data, n: [payload_size(kind, data) for kind in Kind],
+    lambda data, n: _same(Post, data),
+    lambda data, n: _same(HandOut, data),
+    lambda data, n: _same(Entry, data),
+    lambda data, n: _same(Offer, data),
+    lambda data, n: _same(RunList, data),
+    lambda data, n: _same(Added, data),
+    lambda data, n: _same([*BODIES.values()][n % len(BODIES)], data),
+    lambda data, n: _added(data),
+    lambda data, n: Agreement.read(Document(data)),
+    lambda data, n: unframed(data),
+    lambda data, n: GroupSecrets.decode(data),
+    lambda data, n: codes.decode(data, n, np.linspace(-0.5, 0.49, n)),
+    lambda data, n: codes.decode_floats(data, n),
 )
 BOUNDS = (0, 1, 4, 16, 300, 2**20, 2**30 - 1)
+
+
+def _same(kind: type[Packed], data: bytes) -> None:
+    """What is read can be written in one way alone: signatures are over these bytes."""
+    assert kind.decode(data).encode() == data
+
+
+def _added(data: bytes) -> None:
+    """A part, which a relay adds to another one of its kind."""
+    part = Part.decode(data)
+    assert Part.decode(add_parts({"a": part, "b": part}).encode()).shape == part.shape
 
 
 def _asked(body: bytes) -> None:

@@ -23,6 +23,8 @@ MANTISSA = 28
 
 ZERO = -1100
 """The exponent that stands for the number 0: that of no double."""
+LARGEST_EXPONENT = 1024
+"""That of the largest double."""
 
 
 class Coded(NamedTuple):
@@ -83,7 +85,10 @@ def decode(data: bytes, n: int, dither: FloatArray) -> FloatArray:
     if data[0] == RAW:
         if len(data) != 1 + 8 * n:
             raise WireError(f"expected {n} numbers of 8 bytes; got {len(data) - 1} bytes.")
-        return np.frombuffer(data, "<f8", offset=1).astype(np.float64)
+        symbols = np.frombuffer(data, "<f8", offset=1).astype(np.float64)
+        if not np.isfinite(symbols).all():
+            raise WireError("a part has a number that is not finite.")
+        return symbols
     return decode_symbols(data[1:], n, 1 << data[0], dither).astype(np.float64)
 
 
@@ -132,6 +137,8 @@ def decode_floats(data: bytes, n: int) -> FloatArray:
     count, size = int(fresh.sum()), int.from_bytes(data[end : end + 2], "little")
     steps = decode_symbols(data[end + 2 : end + 2 + size], count, 1 << 12, None)
     exponents = np.cumsum(steps) + int.from_bytes(data[1:3], "little", signed=True)
+    if (exponents > LARGEST_EXPONENT).any():
+        raise WireError("a number that is larger than any double.")
     rest = data[end + 2 + size :]
     if len(rest) != -(-count * (bits + 1) // 8):
         raise WireError(f"expected the digits of {count} numbers; got {len(rest)} bytes.")

@@ -285,7 +285,7 @@ def check_range(
     interval = f"{'(' if open_low else '['}{low:g}, {high:g}{')' if open_high else ']'}"
     try:
         number = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise SettingsError(setting=name, must=f"be a number in {interval}", got=value) from None
     above = number > low if open_low else number >= low
     below = number < high if open_high else number <= high

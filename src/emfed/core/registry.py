@@ -141,7 +141,7 @@ class Registry(Mapping[str, Callable[..., Made]], Generic[Made]):
         An option must be one that the object's description tells. Else it would get lost on the
         way to a site.
         """
-        if name not in self:
+        if name not in [*self]:  # what came from elsewhere may not even be hashable
             hint = nearest(str(name)[:LONGEST_NAME], sorted(self))
             raise SettingsError(f"unknown {self.what} {str(name)[:LONGEST_NAME]!r}; {hint}")
         known = inspect.signature(self[name]).parameters

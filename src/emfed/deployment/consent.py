@@ -496,7 +496,7 @@ def _has_spare_rows(asked: Pass) -> str:
 
 
 def _has_no_thin_component(asked: Pass) -> str:
-    """By what the sums said: all sites judge alike, so a refusal tells nothing of one of them."""
+    """By what the sums said: all sites judge alike, so a refusal is no word about any one site."""
     least = asked.terms.rules.smallest_component
     if least is None or not asked.rows or not asked.about.agreement.masked:
         return ""

@@ -36,6 +36,10 @@ def settings_of(program: Mapping[str, Any], masked: bool) -> FitSettings:
     known = ("model", "algorithm", "fit", "columns")
     if set(program) != set(known):
         raise SettingsError(f"{PLACE} must hold {', '.join(known)}.")
+    if not all(isinstance(program[table], Mapping) for table in known[:3]):
+        raise SettingsError(f"{PLACE}: {', '.join(known[:3])} are tables of settings by name.")
+    if None in program["fit"].values():
+        raise SettingsError(f"{PLACE} leave out what is not set, in place of null.")
     columns = program["columns"]
     if not (isinstance(columns, list) and columns and all(isinstance(c, str) for c in columns)):
         raise SettingsError(f"{PLACE} name no columns: write them into [sites] columns.")

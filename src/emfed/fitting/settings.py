@@ -134,7 +134,13 @@ class FitSettings(FitFields):
     @property
     def privacy(self) -> Privacy | None:
         """What the fit may tell of any one row; None: that is not bounded."""
-        return None if self.epsilon is None else Privacy(float(self.epsilon), float(self.delta))
+        if self.epsilon is None:
+            return None
+        epsilon, delta = (
+            check_range(name, value, -np.inf, np.inf)
+            for name, value in (("epsilon", self.epsilon), ("delta", self.delta))
+        )
+        return Privacy(epsilon, delta)
 
     # What the words mean.
 

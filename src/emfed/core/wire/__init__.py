@@ -5,7 +5,6 @@ from emfed.core.wire.control import (
     NEWS,
     Join,
     Reason,
-    as_json,
     decode_bundle,
     decode_constants,
     decode_end,
@@ -24,7 +23,6 @@ from emfed.core.wire.control import (
     inflate,
     join_size,
     payload_size,
-    read_json,
 )
 from emfed.core.wire.messages import (
     ANSWER_ENVELOPE,
@@ -79,6 +77,7 @@ from emfed.core.wire.payload import (
     numbers_size,
     payload_sizes,
 )
+from emfed.core.wire.text import as_json, read_json
 
 __all__ = [
     "ANSWER_ENVELOPE",

@@ -6,13 +6,11 @@ executed.
 
 from __future__ import annotations
 
-import json
 import struct
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -21,15 +19,12 @@ from emfed.core.errors import WireError
 from emfed.core.protocols import FloatArray, IntArray
 from emfed.core.wire.messages import Kind, count_sizes, decode_count, encode_count
 from emfed.core.wire.moments import decode_moments
+from emfed.core.wire.text import as_json, read_json
 
 LARGEST_TEXT = 1 << 24
 LARGEST_REASON = 500
 """Bytes of a text, unpacked, and of the words of a refusal: what hostile bytes can make a receiver
 hold is bounded."""
-MOST_VALUES, DEEPEST = 1 << 17, 32
-"""Values in a text, about, and how often lists and objects stand in each other. Four bytes of text
-may be a hundred of memory; a list of a million cells is one string, and descriptions of models are
-six deep."""
 NEWS = (Kind.CONSTANTS, Kind.SETTINGS, Kind.ROSTER)
 LARGEST_BUNDLE = len(NEWS)
 """What goes before another message in a bundle, framed: and so what ends it is not."""
@@ -82,11 +77,6 @@ def encode_text(content: Mapping[str, Any]) -> bytes:
     return deflate(as_json(content))
 
 
-def as_json(content: Mapping[str, Any]) -> str:
-    """The shortest JSON, the same for equal content."""
-    return json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
-
-
 def deflate(text: str) -> bytes:
     """Text in few bytes."""
     coder = zlib.compressobj(9, wbits=-15, memLevel=9, zdict=WORDS)
@@ -108,52 +98,6 @@ def inflate(body: bytes) -> str:
 def decode_text(body: bytes) -> dict[str, Any]:
     """A JSON object, bounded in size and depth; raises `WireError` for anything else."""
     return read_json(inflate(body))
-
-
-def read_json(text: str) -> dict[str, Any]:
-    """A JSON object, bounded in depth and values; raises `WireError` for anything else.
-
-    Its numbers are finite, and whole ones have 64 bits: what comes out can be sent on, compared and
-    computed with. (Python would read NaN, 1e999 and a number of a thousand digits.)
-    """
-    if sum(map(text.count, ",:[{")) > MOST_VALUES:
-        raise WireError(f"settings hold at most {MOST_VALUES} values.")
-    try:
-        content = json.loads(text, parse_int=_whole, parse_float=_finite, parse_constant=_finite)
-    except (ValueError, RecursionError) as error:
-        raise WireError(f"settings that are not JSON ({type(error).__name__}).") from None
-    if not isinstance(content, dict):
-        raise WireError("settings must be a JSON object.")
-    if _is_deeper(content, DEEPEST):
-        raise WireError(f"settings hold at most {DEEPEST} lists and objects in each other.")
-    return content
-
-
-def _whole(digits: str) -> int:
-    number = int(digits)
-    if not -(1 << 63) <= number < 1 << 64:
-        raise ValueError("a number of more than 64 bits.")
-    return number
-
-
-def _finite(digits: str) -> float:
-    number = float(digits)
-    if not isfinite(number):
-        raise ValueError("a number that is not finite.")
-    return number
-
-
-def _is_deeper(content: Any, depth: int) -> bool:
-    """Whether lists and objects stand in each other more often than that; without recursion."""
-    level = [content]
-    for _ in range(depth):
-        level = [
-            value
-            for each in level
-            if isinstance(each, dict | list)
-            for value in (each.values() if isinstance(each, dict) else each)
-        ]
-    return any(isinstance(each, dict | list) for each in level)
 
 
 def _framed(part: bytes) -> bytes:

@@ -197,6 +197,8 @@ class Relay:
             body = post.statement.read(self._roster)
             if getattr(body, "head", b"") != self.transcript.head:
                 raise WireError(f"a {kind.name} of another place than the last one.")
+            if post.author not in self.transcript.members:
+                raise WireError(f"a {kind.name} of a member that is not in the set.")
             self._collected.statements.setdefault(kind, {})[post.author] = post.statement
 
     def _take_part(self, post: Post) -> None:

@@ -41,7 +41,6 @@ silent | u8 wants | u16 count | entries.
 from __future__ import annotations
 
 import hashlib
-import json
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass, fields
@@ -49,10 +48,13 @@ from enum import IntEnum
 from typing import Annotated, Any, ClassVar, Protocol, Self, final, get_type_hints
 
 from emfed.core.errors import WireError
+from emfed.core.wire.text import as_json, read_json
 
 LARGEST_MESSAGE = 1 << 26
 """Bytes: a longer message is refused before it is read. 64 MiB are 4 million numbers of 128
 bits."""
+LONGEST_TEXT = 1 << 10
+"""Bytes of a name, or of words for people, which are cut: others' terminals show them."""
 START = bytes(32)
 """The head of an empty transcript."""
 _SIGNED = b"emfed statement 2\0"
@@ -127,13 +129,22 @@ def _fixed(size: int) -> _Form:
 
 def _read_text(reader: Reader) -> str:
     try:
-        return reader.take(reader.integer(2)).decode()
+        text = reader.take(reader.integer(2)).decode()
     except UnicodeDecodeError:
         raise WireError("a text that is not UTF-8.") from None
+    if text != as_text(text):
+        raise WireError("a text that is too long, or has characters that no terminal should get.")
+    return text
+
+
+def as_text(value: str) -> str:
+    """The words as they travel: without control characters, and cut to `LONGEST_TEXT`."""
+    clean = "".join(c if c.isprintable() else " " for c in value[:LONGEST_TEXT])
+    return clean.encode()[:LONGEST_TEXT].decode(errors="ignore")
 
 
 def _write_text(value: str) -> bytes:
-    data = value.encode()[:0xFFFF]
+    data = as_text(value).encode()
     return len(data).to_bytes(2, "little") + data
 
 
@@ -539,20 +550,19 @@ class Agreement:
             "program": self.program,
             "title": self.title,
         }
-        text = json.dumps(about, sort_keys=True, separators=(",", ":"), allow_nan=False)
-        return Document(text.encode())
+        return Document(as_json(about).encode())
 
     @classmethod
     def read(cls, document: Document) -> Agreement:
         """The inverse of `document`; refuses other JSON, and other ways to write it."""
         try:
-            about = json.loads(document.text)
+            about = read_json(document.text.decode())
             if about.pop("release") != 2:
                 raise WireError("settings of another release of emfed: all must run the same one.")
             sites, analysts = (tuple(map(str, about.pop(n))) for n in ("sites", "analysts"))
             found = cls(sites, analysts, **about)
             good = found.document() == document and _has_kinds(vars(found))
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except (ValueError, KeyError, TypeError) as error:
             if isinstance(error, WireError):
                 raise
             raise WireError(f"settings that cannot be read: {error}") from None

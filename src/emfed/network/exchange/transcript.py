@@ -35,6 +35,7 @@ after one beginning share a site of it, which confirms one head.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Sequence
 from enum import Enum, auto
 from typing import final
@@ -368,7 +369,7 @@ class Transcript:
         elif body.word == "refuse":
             self.refusals[author] = body.argument
         elif body.word == "extend":
-            if not body.argument.isdigit() or len(body.argument) > 9:
+            if not re.fullmatch("[0-9]{1,9}", body.argument):
                 raise WireError("a limit on rounds that is no number.")
             self.extensions.append((len(self), int(body.argument)))
         elif body.word == "finish" and self.stage is Stage.GATHERING:
