@@ -91,11 +91,14 @@ class OfferedRows:
         return {name: values[:1] for name, values in model.summary(rows).items()}
 
     def bound(self, models: Sequence[Model]) -> list[Model]:
-        """The models bound to some rows of this site alone, as far as these can have them."""
+        """The models bound to some rows of this site alone, as far as these can have them.
+
+        Others have rows, too: a model may have more components than there are rows here.
+        """
         found = list[Model]()
         for model in models:
             with contextlib.suppress(DataError, SettingsError):
-                found.append(model.bind(self.summary(model), np.array([self.count]), np.ones(1)))
+                found.append(model.bind(self.summary(model), np.array([UNLIMITED]), np.ones(1)))
         return found
 
     @property
@@ -206,6 +209,7 @@ class OwnerTerms:
         for check_settings in SETTINGS:
             yield check_settings(asked)
         yield self._approved(approvable(asked))
+        yield _counted(self)
         self.rows.choose(settings.columns, partial(check_rows_held, asked.models[0]))
         self._sizes[:] = [model.layout.size for model in self.rows.bound(asked.models)]
         self._steps[:] = [mean_length(self.rows.summary(asked.models[0]))]
@@ -226,6 +230,7 @@ class OwnerTerms:
             yield check_table(self, shared)
         about = {name: (agreement.program or {})[name] for name in ("model", "grid", "columns")}
         yield self._approved(about | {"masks": agreement.masked, "privacy": None})
+        yield _counted(self)
         self.rows.choose(COLUMNS, partial(check_cells, shared.grid.shape))
         self._sizes[:], self._steps[:] = [], [1.0]
         yield _has_rows(self)
@@ -521,7 +526,11 @@ def _places(ask: Ask) -> Iterator[tuple[Model, FloatArray]]:
 
 def _is_counted(asked: Pass) -> str:
     """The last check, since it spends: refusals and repeats after a restart count, too."""
-    terms = asked.terms
+    return _counted(asked.terms)
+
+
+def _counted(terms: OwnerTerms) -> str:
+    """Count a look at the rows; whether they suit some settings tells of them, too."""
     if terms.memory is None:
         return ""
     limits = {"answered": terms.rules.largest_rounds}

@@ -34,7 +34,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, final
 
 from emfed.aggregation.keys import RunKey
-from emfed.core.errors import EmfedError, FederationError, WireError
+from emfed.core.errors import DataError, EmfedError, FederationError, WireError
 from emfed.core.sums import Ask, Finish, Rows
 from emfed.network.exchange.everyone import EveryoneSums
 from emfed.network.exchange.followed import (
@@ -69,6 +69,8 @@ AGAIN = 5.0
 """Seconds after which a member says again what was not followed by an entry."""
 PATIENCE = 15.0
 """Seconds that a relay may go on handing out a list that clashes with the member's own."""
+UNSUITED = "the rows or columns there do not suit this fit; the site's own program says why."
+"""What others hear of rows that cannot be used."""
 LARGEST_OFFER = 1 << 20
 """Bytes of entries that a member sends to a relay that lacks them, in one message."""
 
@@ -135,7 +137,7 @@ class Follower:
         """How many sums this process has dropped: one at most, or a relay could have any number of
         sums about one place."""
         self.refusal = ""
-        """Why the owner takes no part in this fit, if so: it is said, and then this ends."""
+        """Why the owner takes no part in this fit, if so: others hear of it, and then this ends."""
         self._said: dict[bytes, float] = {}
         self._spoke = -AGAIN
         for data in store.entries():
@@ -375,7 +377,9 @@ class Follower:
             if not self._me.is_site or self.name not in about.agreement.sites:
                 raise
             self.refusal = str(error)
-            self._orders.append(("refuse", self.refusal))
+            # What is wrong with rows names them and their values: it is for their owner alone.
+            told = UNSUITED if isinstance(error, DataError) else self.refusal
+            self._orders.append(("refuse", told))
             return None
 
     # What is said.
