@@ -178,7 +178,8 @@ def compressed(algorithm: Algorithm) -> CompressedEM:
 def rounds(method: Method, server: Server) -> Gathering[Server]:
     """FedEM (Algorithm 1), or VR-FedEM (Algorithm 2) where the settings are `VRFedEM`.
 
-    They go on until |H|^2 is small or an exchange is refused.
+    They go on until |H|^2 is small or an exchange is refused. Sent a `Server` in place of replies,
+    they go on from there.
     """
     n = method.workers
     while not server.converged:  # line 2
@@ -189,7 +190,7 @@ def rounds(method: Method, server: Server) -> Gathering[Server]:
             replies = yield ask  # lines 4 to 11
         except Finish:
             return server
-        server = after(ask, replies)
+        server = after(ask, replies) if isinstance(replies, Answers) else replies
     yield Innovations.asked(method, server, NOBODY)  # who drives sees where the rounds have ended
     return server
 
@@ -270,6 +271,11 @@ class Innovations(Gather):
         """Of workers in the next round; of nobody once the rounds have ended."""
         purpose = "question" if server.converged else "round" if server.round else "start"
         return cls(method, server, workers, purpose, server.last, method.number)
+
+    @property
+    def state(self) -> Server:
+        """All that the server knows."""
+        return self.server
 
     @cached_property
     def params(self) -> Any:

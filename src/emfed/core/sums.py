@@ -268,7 +268,8 @@ class Gather(ABC):
     """What workers are asked one by one, without masks: replies that do not add up.
 
     Operators of the paper that depend on a worker's own norm, mini-batches, partial participation
-    and scores of single workers are of this kind. A driver sends the fit `Answers`.
+    and scores of single workers are of this kind. A driver sends the fit `Answers`; in their place
+    it may send the state that a checkpoint has (`Resumable`).
     """
 
     purpose: str
@@ -297,6 +298,17 @@ class Gather(ABC):
     @abstractmethod
     def bytes_anew(self) -> int:
         """The length of a message to one that does not."""
+
+
+@runtime_checkable
+class Resumable(Protocol):
+    """A gather whose fit goes on from a state alone: `state` is sent in place of answers."""
+
+    memory: Hashable
+
+    @property
+    def state(self) -> Any:
+        """What the fit knows at this ask; it has `arrays`, and its type makes it `of` these."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -406,8 +418,9 @@ class Gathers:
 
     @property
     def purpose(self) -> str:
-        """That of the first."""
-        return self.gathers[0].purpose
+        """A round, where one of them is; else that of the first."""
+        purposes = [one.purpose for one in self.gathers]
+        return "round" if "round" in purposes else purposes[0]
 
     @property
     def workers(self) -> IntArray:

@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import final
+from typing import Any, final
 
 import numpy as np
 
+from emfed.algorithms.paper import Innovations
 from emfed.core.ledger import Ledger
 from emfed.core.records import Records, RoundRecord
-from emfed.core.sums import Ask, FloatArray, LastSum, Sum
+from emfed.core.sums import (
+    Answers,
+    Ask,
+    FloatArray,
+    Gather,
+    Gathers,
+    LastSum,
+    Precision,
+    Sum,
+)
 from emfed.fitting.asks import Joint, Statistics
 from emfed.fitting.many import Tracked
 from emfed.fitting.settings import FitSettings
-from emfed.fitting.stopping import Callback, Stop
+from emfed.fitting.stopping import PATIENCE, Callback, Stop
 
 INTERRUPTED = "interrupted"
+EXACT = Precision(np.ones(1), np.zeros(1), np.ones(1))
+"""Of sums that nobody rounds."""
 
 
 @dataclass
@@ -48,7 +60,11 @@ class Chronicle:
         workers = self.ledger.counts.shape[-1]
         self.stop: Stop = self.settings.stop(self.settings.method(workers))
         self._evaluations = 0
-        self._pending: tuple[Ask, Sum, float] | None = None
+        self._silent = 0
+        """Rounds in a row in which nobody answered."""
+        self._told: dict[str, int] = {}
+        """Bytes and evaluations in the records."""
+        self._pending: tuple[Any, Any, float] | None = None
         self._before = RoundRecord(0, 0, workers, workers, None, 0.0, 0, 0, 0, 0, 0, 0, 0.0, 0.0)
 
     def note(self, ask: Ask, found: Sum, seconds: float) -> None:
@@ -56,9 +72,16 @@ class Chronicle:
         self._evaluations += self.count * sum(_passes(one) for one in _joined(ask))
         self._pending = (ask, found, seconds)
 
-    def refuses(self, ask: Ask) -> str | None:
+    def note_heard(
+        self, ask: Gather | Gathers, found: Sequence[Answers], seconds: float
+    ) -> None:
+        """The same of an exchange in which workers were heard one by one."""
+        self._evaluations += int(sum(one.passes.sum() for one in found))
+        self._pending = (ask, found, seconds)
+
+    def refuses(self, ask: Any) -> str | None:
         """Look back at the last exchange; tell why this one is not made, if it is not."""
-        self.complete(next((one.last for one in looks(ask) if one.last), None))
+        self.complete(last_of(ask))
         if self.interrupted():
             self.stopped = INTERRUPTED
             return INTERRUPTED
@@ -78,7 +101,11 @@ class Chronicle:
         if ask.purpose != "round":
             return
         self.open_records()
-        self._append(self._record(ask, found, seconds, last))
+        if isinstance(ask, (Gather, Gathers)):
+            record = self._heard(ask, found, last)
+        else:
+            record = self._record(ask, found, last)
+        self._append(replace(record, round=len(self.records), seconds=seconds))
         self._show(self.records[-1])
 
     def _show(self, record: RoundRecord) -> None:
@@ -89,41 +116,64 @@ class Chronicle:
         """The true |h(S)|^2, where somebody can tell."""
         return None
 
+    def _looked(self, ask: Gather | Gathers) -> tuple[float | None, float | None]:
+        """The true |h(S)|^2 and the objective at S, where somebody can tell."""
+        return None, None
+
     def open_records(self) -> None:
         """The record of all that came before the rounds."""
         if not self.records:
             self._append(replace(self._before, seconds=self.seconds))
 
     def _append(self, record: RoundRecord) -> None:
-        ledger, before = self.ledger, self.records
-        spent = {
+        ledger = self.ledger
+        totals = {
             f"{what}_{direction}": ledger.total(direction, part)
-            - sum(getattr(r, f"{what}_{direction}") for r in before)
             for what, part in (("bytes", None), ("payload", "payload"))
             for direction in ("up", "down")
-        }
-        known = int(sum(r.evaluations for r in before))
-        self.records.append(
-            replace(
-                record,
-                **spent,
-                evaluations=self._evaluations - known,
-                epochs=self._evaluations / max(self.count, 1),
-            )
+        } | {"evaluations": self._evaluations}
+        spent = {name: total - self._told.get(name, 0) for name, total in totals.items()}
+        self._told = totals
+        epochs = self._evaluations / max(self.count, 1)
+        self.records.append(replace(record, **spent, epochs=epochs))
+
+    def recall(self, records: Records) -> None:
+        """Go on from records of a checkpoint, with the ledger that it has."""
+        self.records, self._pending, self._told = records, None, {}
+        for name in ("bytes_up", "bytes_down", "payload_up", "payload_down", "evaluations"):
+            self._told[name] = int(sum(getattr(record, name) for record in records))
+        self._evaluations = self._told["evaluations"]
+        self.seconds = sum(record.seconds for record in records)
+
+    def _heard(
+        self, ask: Gather | Gathers, found: Sequence[Answers], last: LastSum | None
+    ) -> RoundRecord:
+        assert last is not None  # a gather says what the one before came to
+        squared, objective = self._looked(ask)
+        answered = len(np.unique(np.concatenate([one.workers for one in found])))
+        self._silent = 0 if answered else self._silent + 1
+        return replace(
+            self._before,
+            generation=last.generation,
+            asked=len(ask.workers),
+            answered=answered,
+            squared_H=last.squared,
+            step_size=last.step_size,
+            guard_hits=last.hits,
+            squared_h=squared,
+            objective=objective,
+            gain=last.gain,
         )
 
-    def _record(self, ask: Ask, found: Sum, seconds: float, last: LastSum | None) -> RoundRecord:
+    def _record(self, ask: Ask, found: Sum, last: LastSum | None) -> RoundRecord:
         seen = seen_in(ask, found)
         gains = [one.gain for one in seen if one.gain is not None]
-        number = len(self.records)
         left = None if last is None or not np.isfinite(last.left) else last.left
         return replace(
             self._before,
-            round=number,
             squared_H=sum(one.squared for one in seen),
             step_size=1.0,
             guard_hits=0 if last is None else last.hits,
-            seconds=seconds,
             squared_h=self._exactly(ask, found),
             objective=seen[0].objective if len(seen) == 1 else None,
             gain=sum(gains) if gains else None,
@@ -142,19 +192,33 @@ class Chronicle:
         for name, (limit, value) in met.items():
             if limit is not None and value >= limit:
                 return name
-        return ""
+        return "silence" if self._silent >= PATIENCE else ""
 
 
-def looks(ask: Ask) -> Iterator[Statistics]:
-    """The asks for statistics and values that share an exchange."""
+def last_of(ask: Any) -> LastSum | None:
+    """What the exchange before this ask came to."""
+    if isinstance(ask, (Gather, Gathers)):
+        return ask.last
+    return next((one.last for one in looks(ask) if one.last), None)
+
+
+def looks(ask: Any) -> Iterator[Statistics]:
+    """The asks for statistics and values that share an exchange.
+
+    Of rounds in which workers are heard one by one, what would tell the same of everyone.
+    """
     for one in _joined(ask):
-        if isinstance(one, Tracked):
+        if isinstance(one, Innovations):
+            yield Statistics(one.method.model, one.server.statistics, EXACT)
+        elif isinstance(one, Tracked):
             yield one.inner
         elif isinstance(one, Statistics):
             yield one
 
 
-def _joined(ask: Ask) -> tuple[Ask, ...]:
+def _joined(ask: Any) -> Sequence[Any]:
+    if isinstance(ask, Gathers):
+        return ask.gathers
     return ask.asks if isinstance(ask, Joint) else (ask,)
 
 
@@ -176,10 +240,11 @@ class _Seen:
 def seen_in(ask: Ask, found: Sum) -> list[_Seen]:
     """What a sum says to each of `looks`."""
     parts = ask.split(found) if isinstance(ask, Joint) else [found]
-    return [_seen(one, p.value / p.rows) for one, p in zip(looks(ask), parts, strict=True)]
+    return [seen_at(one, p.value / p.rows) for one, p in zip(looks(ask), parts, strict=True)]
 
 
-def _seen(ask: Statistics, mean: FloatArray) -> _Seen:
+def seen_at(ask: Statistics, mean: FloatArray) -> _Seen:
+    """What the mean over all rows says of the place of an ask."""
     size = len(ask.statistics)
     step = ask.metric.unwhiten(mean[:size])
     gain = float(mean[:size] @ mean[:size]) / 2 if ask.metric.in_nats else None

@@ -7,13 +7,15 @@ import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard
 
+from emfed.algorithms import AutoEM
 from emfed.artifacts.result import Result
 from emfed.core.errors import EmfedWarning, SettingsError, check_count
 from emfed.core.protocols import Federation
+from emfed.data.held import HeldWorkers
 from emfed.data.workers import as_workers
-from emfed.fitting import driver
+from emfed.fitting import driver, in_process
 from emfed.fitting.driver import begin_run, main_view, open_session, start_at
 from emfed.fitting.fitted import NOBODY, Fitted, Watch
 from emfed.fitting.progress import progress
@@ -22,7 +24,7 @@ from emfed.fitting.selection import Selection
 from emfed.fitting.settings import FitSettings
 from emfed.fitting.stopping import Callback, Monitor, Stop
 from emfed.models.devices import Precision
-from emfed.network import FEDERATIONS, RayFederation
+from emfed.network import FEDERATIONS, InProcessFederation, RayFederation
 
 FederationName = Literal["stacked", "loop", "ray"] | Federation
 """Where the workers of a table run."""
@@ -30,7 +32,19 @@ FederationName = Literal["stacked", "loop", "ray"] | Federation
 
 def run(settings: FitSettings, federation: Federation, watch: Watch = NOBODY) -> Fitted:
     """Fit what the settings say, wherever the rows are."""
+    if _hears_workers(federation, settings):
+        return in_process.fit(settings, HeldWorkers(federation.data), watch)
     return driver.run_fit(settings, federation, watch)
+
+
+def _hears_workers(
+    federation: Federation, settings: FitSettings
+) -> TypeGuard[InProcessFederation]:
+    """Whether workers are here, and are heard one by one."""
+    if not isinstance(federation, InProcessFederation) or settings.epsilon is not None:
+        return False
+    other = federation.data.streaming or not settings.on_sums
+    return other and not isinstance(settings.method(2), AutoEM)
 
 
 def fit(

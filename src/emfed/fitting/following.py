@@ -13,13 +13,13 @@ from typing import Any, final
 
 import numpy as np
 
-from emfed.algorithms import Everyone
 from emfed.artifacts.errors import LEAST, Chart
 from emfed.artifacts.result import criterion
 from emfed.core.errors import EmfedError, SettingsError
 from emfed.core.protocols import MovesComponents, SplitsComponents, free_parameters
 from emfed.core.sums import Finish, Fit, FloatArray
-from emfed.fitting.ascent import FIRST_MOVE, Ascent, Cohort, Objective, Point, look
+from emfed.core.wording import Setting, Wording
+from emfed.fitting.ascent import FIRST_MOVE, Ascent, Cohort, Objective, Point, Way, look
 from emfed.fitting.asks import Exact
 from emfed.fitting.convergence import Tolerance
 from emfed.fitting.escape import escape
@@ -31,6 +31,7 @@ from emfed.fitting.race import Race, charged, owed
 from emfed.fitting.selection import empty_as_copies, within_rows
 from emfed.fitting.settings import FitSettings
 from emfed.fitting.starting import Sketcher, optimum, start_at, starts
+from emfed.fitting.stochastic import rounds_of
 
 MOST_GAIN = 0.5
 """Nats a row that proposals are granted to gain: a neighbouring number of components that needs
@@ -81,13 +82,18 @@ def follow(
     shapes: Mapping[str, tuple[int, ...]],
     own_sketch: Sketcher | None = None,
     masked: bool = True,
+    streams: bool = False,
 ) -> Fit[Conclusion]:
     """Fit what the settings say to the rows of so many workers.
 
     ``shapes`` are those of `Model.summary` of one worker's rows; ``own_sketch`` gives a driver that
-    has the rows of one worker alone. Where sums are not ``masked`` workers may be heard one by one.
+    has the rows of one worker alone. Where sums are not ``masked`` workers may be heard one by one:
+    so they are where the settings want it, or rows are ``streams``, others in each round.
     """
-    check(settings)
+    way = None
+    if streams or not settings.on_sums:
+        check(settings, masked)
+        way = rounds_of(settings)
     models = settings.candidates()
     pooled = yield from pool(models[0], shapes)
     remarks: list[str] = []
@@ -96,7 +102,7 @@ def follow(
     if several and settings.numbers is not None:
         places = within_rows(models, settings.numbers, pooled.count, remarks)
     cohort = Cohort(workers, pooled.rows, masked, settings.faithful)
-    problems = {j: _problem(settings, pooled, cohort, models[j]) for j in places}
+    problems = {j: _problem(settings, pooled, cohort, models[j], way) for j in places}
     begun = yield from _begin(settings, list(problems.values()), own_sketch)
     candidates = yield from _compete(settings, problems, begun)
     candidates = yield from _improve(settings, candidates)
@@ -104,25 +110,29 @@ def follow(
     if settings.held_out:
         position = len(places) + chosen.position
         final = yield from _seeing_all(
-            chosen, position, _problem(settings, pooled, cohort, models[position])
+            chosen, position, _problem(settings, pooled, cohort, models[position], way)
         )
     found = Conclusion(pooled, candidates, candidates.index(chosen), final, remarks=remarks)
     return (yield from _with_errors(found)) if settings.errors else found
 
 
-def check(settings: FitSettings) -> None:
-    """Refuse settings of fits that are not told by sums of everyone's rows."""
-    if not isinstance(settings.who(), Everyone):
-        raise SettingsError("a fit on sums takes part of everyone: leave participation out.")
-    if not settings.on_sums:
+def check(settings: FitSettings, masked: bool) -> None:
+    """Refuse masks to fits that are not told by sums of everyone's rows."""
+    if masked:
         raise SettingsError(
-            f"a fit on sums has algorithm 'auto' or 'em'; got {settings.algorithm!r}."
+            Wording(
+                "this fit hears workers one by one, which masks forbid: use {} with everyone in "
+                "every round, or {}.",
+                *(Setting("algorithm", "auto"), Setting("masks", False)),
+            )
         )
 
 
-def _problem(settings: FitSettings, pooled: Pooled, cohort: Cohort, model: Any) -> Objective:
+def _problem(
+    settings: FitSettings, pooled: Pooled, cohort: Cohort, model: Any, way: Way | None
+) -> Objective:
     tolerance = Tolerance(settings.tolerance, settings.field_tol)
-    return Objective(pooled.bind(model), cohort, tolerance, settings.long_steps)
+    return Objective(pooled.bind(model), cohort, tolerance, settings.long_steps, way)
 
 
 def _begin(
@@ -214,7 +224,7 @@ def tries(settings: FitSettings, candidates: Sequence[Candidate]) -> int:
     """
     alone = candidates[0].problem.cohort.workers == 1
     several = len(candidates) > 1
-    if not settings.leads_on:
+    if not settings.leads_on or candidates[0].problem.way is not None:
         return 0
     if all(isinstance(one.model, MovesComponents) for one in candidates):
         return 0 if alone or several else settings.moves

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, final
@@ -18,25 +19,25 @@ from emfed.aggregation.gathered import GatheredAnswers
 from emfed.aggregation.simulated import SimulatedSums
 from emfed.artifacts.model_card import Facts
 from emfed.artifacts.result import Result
-from emfed.core.errors import SettingsError
 from emfed.core.ledger import Ledger
 from emfed.core.protocols import Model
-from emfed.core.records import RoundRecord
+from emfed.core.records import Records, RoundRecord
 from emfed.core.registry import plain
 from emfed.core.sums import (
-    Answers,
     Ask,
     AskedWorkers,
     Finish,
     FloatArray,
     Gather,
+    Gathers,
     LastSum,
     Sum,
     drive,
+    finished,
 )
 from emfed.data.summing import check_rows_held, summary_shapes
 from emfed.fitting.ascent import are_many
-from emfed.fitting.chronicle import INTERRUPTED, Chronicle, seen_in
+from emfed.fitting.chronicle import INTERRUPTED, Chronicle, looks, seen_at, seen_in
 from emfed.fitting.fitted import NOBODY, Fitted, Watch
 from emfed.fitting.following import Candidate, Conclusion, follow
 from emfed.fitting.interrupting import interrupts
@@ -50,9 +51,16 @@ from emfed.fitting.selection import (
 )
 from emfed.fitting.settings import FitSettings, worker_weights
 from emfed.fitting.starts.start_search import own_sketch
+from emfed.fitting.stochastic import KEPT_START, check_suits, resolved
+from emfed.fitting.stopping import PATIENCE
 from emfed.models.binding import of_columns
 from emfed.models.naming import columns_named
 from emfed.network.scoring import Scores
+
+
+NOBODY_ANSWERED = f"nobody answered for {PATIENCE} rounds; the run gave up."
+LATER = ("question", "closing")
+"""Sums that are asked for when rounds have ended: a fit that goes on makes them again."""
 
 
 def fit(settings: FitSettings, workers: AskedWorkers, watch: Watch = NOBODY) -> Fitted:
@@ -67,8 +75,7 @@ def fit(settings: FitSettings, workers: AskedWorkers, watch: Watch = NOBODY) -> 
     >>> fit(settings, HeldWorkers(data)).result.converged
     True
     """
-    if workers.streaming:
-        raise SettingsError("a stream has no sums over all of its rows: use FedEM or VR-FedEM.")
+    check_suits(settings, workers)
     columns = None if settings.columns is None else tuple(settings.columns)
     workers = workers.view(columns)
     settings = of_named_columns(settings, workers.columns)
@@ -89,7 +96,8 @@ def fit(settings: FitSettings, workers: AskedWorkers, watch: Watch = NOBODY) -> 
         n,
         workers.everywhere(partial(summary_shapes, models[0]))[0],
         sketch if n == 1 else None,
-        masked=bool(settings.masks),
+        bool(settings.masks),
+        workers.streaming,
     )
     with columns_named(workers.columns), interrupts() as interrupted:
         course.interrupted = interrupted
@@ -98,6 +106,13 @@ def fit(settings: FitSettings, workers: AskedWorkers, watch: Watch = NOBODY) -> 
         except Finish as finish:
             if course.stopped == INTERRUPTED:
                 raise KeyboardInterrupt from finish
+            raise
+        except Exception as error:
+            course.stopped = "error"
+            with suppress(Exception):  # what is reached may be what cannot be computed
+                reached = finished(program, Finish("error"))
+                told = _fitted(settings.but(scores=False), workers, weights, course, reached)
+                setattr(error, "result", told.result)  # noqa: B010 (any exception)
             raise
         course.complete(LastSum(0, outcome.final.estimate.left))
     course.save()
@@ -130,6 +145,8 @@ class Course(Chronicle):
         self._known = 0
         """Sums that came from a file."""
         self._place = 0
+        self._anew = False
+        """Whether workers were heard in rounds that no file has."""
         if watch.goes_on and watch.checkpoint is not None:
             self.known_sums.load(watch.checkpoint)
             self._known = len(self.known_sums.entries)
@@ -144,6 +161,8 @@ class Course(Chronicle):
                 "model": [model.describe() for model in settings.candidates()],
                 "start": [named, settings.n_init, settings.start_statistics],
                 "seed": settings.seed,
+                "algorithm": settings.method(len(workers.totals)).describe(),
+                "participation": settings.who().describe(),
                 "workers": list(workers.names or map(str, range(len(workers.totals)))),
             }
         )
@@ -151,14 +170,48 @@ class Course(Chronicle):
 
     def answer(self, ask: Any) -> Any:
         """What workers reply one by one, or their sum."""
-        return self._gathered(ask) if isinstance(ask, Gather) else self._summed(ask)
+        heard = isinstance(ask, (Gather, Gathers))
+        return self._gathered(ask) if heard else self._summed(ask)
 
-    def _gathered(self, ask: Gather) -> Answers:
-        """Replies of single workers: they are made again where a checkpoint has what follows."""
+    def refuses(self, ask: Any) -> str | None:
+        """The same; what rounds have come to is kept before something else is asked."""
+        heard = isinstance(ask, (Gather, Gathers))
+        if heard:
+            self.known_sums.rounds.see(ask)
+        reason = super().refuses(ask)
+        if heard and (reason is not None or ask.purpose == "question"):
+            self._keep()
+        return reason
+
+    def _gathered(self, ask: Gather | Gathers) -> Any:
+        """Replies of single workers, or the states that a checkpoint has in their place.
+
+        What came before the rounds is asked again.
+        """
+        states = self.known_sums.rounds.known(ask)
+        if states is not None:
+            self._go_on()
+            return states if isinstance(ask, Gathers) else states[0]
+        self._anew = self._anew or ask.purpose == "round"
         began = time.perf_counter()
         found = self.gathers(ask)
-        self.seconds += time.perf_counter() - began
+        seconds = time.perf_counter() - began
+        self.note_heard(ask, found if isinstance(ask, Gathers) else [found], seconds)
         return found
+
+    def _keep(self) -> None:
+        """What rounds in which workers are heard have come to, for the checkpoint."""
+        if self.watch.checkpoint is not None:
+            records, ledger = self.records.to_arrays(), {"ledger": self.ledger.counts}
+            self.known_sums.rounds.keep(ledger | records | self.gathers.save())
+
+    def _go_on(self) -> None:
+        """Go on from the rounds of a checkpoint."""
+        kept = self.known_sums.rounds.taken()
+        if kept:
+            self.recall(Records.from_arrays(kept))
+            self.ledger.restore(kept["ledger"])
+            self.gathers.restore(kept)
 
     def _summed(self, ask: Ask) -> Sum:
         """The sum over all workers, or the one that a checkpoint has."""
@@ -172,9 +225,9 @@ class Course(Chronicle):
             seconds = time.perf_counter() - began
         if replays and not self._place:
             self.known_sums.check_rows(ask, found)
-        elif not replays and ask.purpose != "closing":
+        elif not replays and ask.purpose not in LATER:
             self.known_sums.add(ask, found, seconds)
-        self._place += 1
+        self._place += ask.purpose not in LATER
         self.note(ask, found, seconds)
         return found
 
@@ -185,10 +238,11 @@ class Course(Chronicle):
 
     def _show(self, record: RoundRecord) -> None:
         """Show what is new; a checkpoint has been shown before."""
-        if self._place <= self._known:
+        if self._place <= self._known and not self._anew:
             return
         super()._show(record)
         if record.round % self.watch.checkpoint_every == 0:
+            self._keep()
             self.save()
 
     def _exactly(self, ask: Ask, found: Sum) -> float | None:
@@ -197,6 +251,16 @@ class Course(Chronicle):
             return None
         truth = replace(found, value=self.workers.sum(ask))
         return sum(one.squared for one in seen_in(ask, truth))
+
+    def _looked(self, ask: Gather | Gathers) -> tuple[float | None, float | None]:
+        monitor = self.watch.monitor
+        if monitor is None or (len(self.records) - 1) % monitor.every:
+            return None, None
+        total = float(self.workers.totals.sum())
+        seen = [seen_at(one, self.workers.sum(one) / total) for one in looks(ask)]
+        squared = sum(one.squared for one in seen) if monitor.mean_field else None
+        told = [one.objective for one in seen if one.objective is not None]
+        return squared, sum(told) if monitor.objective else None
 
 
 # From the outcome to a result.
@@ -228,6 +292,8 @@ def concluded(
     """A fit with its remarks; ``base`` is all of its result but the model, ``close`` ends it."""
     settings, stopped = course.settings, base.stopped
     remarks, final = list(outcome.remarks), outcome.final
+    remarks += [KEPT_START] if final.estimate.kept_start else []
+    remarks += [NOBODY_ANSWERED] if stopped == "silence" else []
     results = {one.position: _with(base, one, one.estimate.converged) for one in outcome.candidates}
     selection = None
     if settings.numbers is not None and len(outcome.candidates) > 1:
@@ -259,7 +325,7 @@ def ending(course: Chronicle, outcome: Conclusion) -> str:
     if course.stopped == INTERRUPTED:
         return INTERRUPTED
     if outcome.final.estimate.converged or not course.stopped:
-        return "nats" if course.settings.tolerance else "tolerance"
+        return "nats" if course.stop.nats else "tolerance"
     return course.stopped
 
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from emfed.core.errors import CheckpointError
 from emfed.core.storage import load_checkpoint, save_checkpoint
-from emfed.core.sums import Ask, Sum
+from emfed.core.sums import Ask, Gather, Gathers, Resumable, Sum
 
 FORMAT = "sums"
 SAME = 1e-9
@@ -31,6 +32,64 @@ class Answered:
 
 @final
 @dataclass
+class KnownRounds:
+    """The last states of rounds in which workers are heard one by one, in place of all replies."""
+
+    _states: dict[Hashable, Resumable] = field(default_factory=dict)
+    _kept: dict[str, NDArray[Any]] = field(default_factory=dict)
+    _file: dict[str, NDArray[Any]] = field(default_factory=dict)
+
+    def see(self, ask: Gather | Gathers) -> None:
+        """Note the states of what is asked."""
+        self._states |= {one.memory: one for one in _each(ask) if isinstance(one, Resumable)}
+
+    def keep(self, others: Mapping[str, NDArray[Any]]) -> None:
+        """Keep the states as they are now, with other arrays beside them."""
+        states = {
+            f"rounds/{memory}/{name}": np.array(array)
+            for memory, one in self._states.items()
+            for name, array in one.state.arrays().items()
+        }
+        self._kept = states | {name: np.array(array) for name, array in others.items()}
+
+    def known(self, ask: Gather | Gathers) -> list[Any] | None:
+        """The states of a file that these gathers go on from, once; None: it has none."""
+        found = []
+        for one in _each(ask):
+            own = _under(f"rounds/{one.memory}/", self._file)
+            if not (own and isinstance(one, Resumable)):
+                return None
+            found.append((one, own))
+        for one, own in found:
+            for name in own:
+                del self._file[f"rounds/{one.memory}/{name}"]
+        return [type(one.state).of(own) for one, own in found]
+
+    def taken(self) -> dict[str, NDArray[Any]]:
+        """What a file has beside the states, once."""
+        found = {n: a for n, a in self._file.items() if not n.startswith("rounds/")}
+        self._file = {n: a for n, a in self._file.items() if n not in found}
+        return found
+
+    def save(self) -> dict[str, NDArray[Any]]:
+        """What was kept."""
+        return self._kept
+
+    def load(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """The inverse of `save`."""
+        self._file = dict(arrays)
+
+
+def _each(ask: Gather | Gathers) -> Sequence[Gather]:
+    return ask.gathers if isinstance(ask, Gathers) else [ask]
+
+
+def _under(prefix: str, arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    return {n.removeprefix(prefix): a for n, a in arrays.items() if n.startswith(prefix)}
+
+
+@final
+@dataclass
 class KnownSums:
     """The answers to a fit's asks, in order.
 
@@ -42,6 +101,7 @@ class KnownSums:
 
     about: Mapping[str, Any]
     entries: list[Answered] = field(default_factory=list)
+    rounds: KnownRounds = field(default_factory=KnownRounds)
 
     def add(self, ask: Ask, answer: Sum, seconds: float) -> None:
         """Note an answer."""
@@ -67,6 +127,7 @@ class KnownSums:
             "numbers": np.array([[s.rows, s.noise] for s in sums]).reshape(-1, 2),
             "counts": np.array([[s.missing, s.bytes] for s in sums], dtype=np.int64).reshape(-1, 2),
             "seconds": np.array([entry.seconds for entry in self.entries]),
+            **{f"heard/{name}": array for name, array in self.rounds.save().items()},
         }
         save_checkpoint(path, arrays, {"format": FORMAT, "about": dict(self.about)})
 
@@ -78,8 +139,8 @@ class KnownSums:
         other = [name for name, value in self.about.items() if said["about"].get(name) != value]
         if other:
             raise CheckpointError(
-                f"{path} was made with another {', '.join(other)}: use the same, or begin anew "
-                "with another file."
+                f"{path} belongs to another run, with other {', '.join(other)}. Use the settings "
+                "and data it was made with, or start anew."
             )
         values = np.split(arrays["values"], np.cumsum(arrays["sizes"])[:-1])
         digests = arrays["digests"].tobytes()
@@ -91,6 +152,7 @@ class KnownSums:
             )
             for j in range(len(arrays["sizes"]))
         ]
+        self.rounds.load(_under("heard/", arrays))
 
     def check_rows(self, ask: Ask, answer: Sum) -> None:
         """Refuse rows whose first sum is another than the one of the file."""
@@ -99,6 +161,6 @@ class KnownSums:
             before.value, answer.value, rtol=SAME, atol=SAME * np.abs(before.value).max()
         ):
             raise CheckpointError(
-                "the checkpoint is of other rows or weights: give the same, or begin anew with "
-                "another file."
+                "the checkpoint belongs to another run, with other data or weights. Use those it "
+                "was made with, or start anew."
             )

@@ -259,7 +259,8 @@ class FitSettings(FitFields):
     def stop(self, algorithm: Algorithm) -> Stop:
         """When this algorithm is done."""
         nats, field_tol = self.tolerance, self.field_tol
-        if nats and not algorithm.tells_gains:
+        tells = algorithm.tells_gains and (isinstance(algorithm, AutoEM) or self.on_sums)
+        if nats and not tells:
             nats, field_tol = 0.0, FIELD_TOL * nats if field_tol is None else field_tol
         limits = (self.rounds, self.epochs, self.max_bytes, self.seconds)
         rounds = ROUNDS if all(limit is None for limit in limits) else self.rounds

@@ -1,0 +1,196 @@
+"""Rounds in which workers are heard one by one: compressed, on mini-batches, of some of them.
+
+The algorithm makes the rounds (`emfed.algorithms.paper`); before and after them the fit is that of
+everyone (`emfed.fitting.following`). Since no round tells the likelihood, everyone is asked for it
+at the end, there and at the start: rounds that did harm are left out. That |H|^2 is small may be
+chance, so a few exact EM steps find out what is left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import Any, final
+
+import numpy as np
+
+from emfed.algorithms import paper
+from emfed.algorithms.base import CompressedEM
+from emfed.algorithms.vr_fed_em import VRFedEM
+from emfed.core.errors import SettingsError
+from emfed.core.protocols import Crowd
+from emfed.core.sums import (
+    Answers,
+    AskedWorkers,
+    Finish,
+    Fit,
+    FloatArray,
+    Gather,
+    IntArray,
+    RowsOfWorkers,
+    States,
+    Unmasked,
+)
+from emfed.core.wire import numbers_size
+from emfed.core.wording import ByFace, Setting, Wording
+from emfed.data.tables import Workers
+from emfed.fitting.ascent import FIRST_MOVE, Ascent, GivesUp, Objective, Point, Way, look
+from emfed.fitting.convergence import Convergence, Tolerance, length
+from emfed.fitting.parallel import together
+from emfed.fitting.settings import FitSettings
+from emfed.fitting.stopping import SMALL
+
+EXACT_STEPS = 5
+"""EM steps that look at what is left: after that the slow direction of a plateau is alone to a per
+mille (storms)."""
+STREAMED = (
+    "this model needs a constant of the data that a stream does not have: use "
+    "gaussian_mixture(..., 'tied', second_moment='statistic')."
+)
+LEFT_BY_WORD = 100.0
+"""A fit that says it converged to so many nats has at most so many times as many left: an estimate
+from a few rounds is good to an order of magnitude or two."""
+KEPT_START: Wording = Wording(
+    "the run ended worse than it began, so the start is kept: its noise was too much for this "
+    "model. Use {}, a finer {}{}.",
+    *(Setting("algorithm", "auto"), Setting("compressor")),
+    ByFace(", or a smaller step_size", command=""),
+)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Sizes(Gather):
+    """What each worker counts for, which decides how long steps may be."""
+
+    workers: IntArray
+    purpose: str = "start"
+    memory: Hashable = None
+    bytes_down: int = 0
+    bytes_anew: int = 0
+
+    def fields(self) -> dict[str, Any]:
+        """Nothing is kept."""
+        return {}
+
+    def answer(self, rows: RowsOfWorkers, workers: IntArray, states: States) -> Answers:
+        """Nothing but how much each worker counts for."""
+        n, totals = len(workers), rows.totals[workers]
+        nothing = np.zeros(n, dtype=np.int64)
+        size = nothing + numbers_size(totals[:1])
+        return Answers(workers, np.zeros((n, 0)), np.ones(n), size, workers[:0], totals, nothing)
+
+
+def check_suits(settings: FitSettings, workers: AskedWorkers) -> None:
+    """Refuse an algorithm that these rows cannot serve."""
+    if not workers.streaming and settings.on_sums:
+        return
+    algorithm = paper.compressed(settings.method(len(workers.totals)))
+    if workers.streaming and isinstance(algorithm, VRFedEM):
+        raise SettingsError(
+            "a Stream gives each row once, and this algorithm needs rows again: use FedEM."
+        )
+    if workers.streaming and any(model.fixed_data for model in settings.candidates()):
+        raise SettingsError(STREAMED)
+    if algorithm.batch_size and any(workers.everywhere(_weighted)):
+        raise SettingsError(
+            Wording(
+                "sample_weight goes with full passes: leave {} out, or the weights.",
+                Setting("batch_size"),
+            )
+        )
+
+
+def _weighted(data: Workers) -> bool:
+    return data.row_weights is not None
+
+
+def resolved(settings: FitSettings, model: Any, totals: FloatArray) -> CompressedEM:
+    """The algorithm with everything that was left open filled in, for workers of these weights."""
+    n = len(totals)
+    algorithm, drawn = paper.compressed(settings.method(n)), settings.who()
+    probabilities = drawn.probabilities(np.arange(n), n)
+    weights = totals / totals.sum()
+    crowd = Crowd(1 / float(weights @ weights), float(probabilities.min()))
+    return algorithm.resolve(model.layout, crowd)
+
+
+def rounds_of(settings: FitSettings) -> Way:
+    """How the rounds are made of fits that are no sums of everyone's rows."""
+    numbers = count()
+    several = settings.n_init > 1 or len(settings.candidates()) > 1
+    compared = settings.tolerance > 0 or several or settings.likelihood
+
+    def climb(
+        problem: Objective, start: FloatArray, gives_up: GivesUp | None = None
+    ) -> Unmasked[Ascent]:
+        """Rounds until |H|^2 is small, or a limit; and what they were worth."""
+        cohort, number = problem.cohort, next(numbers)
+        sizes = yield Sizes(np.arange(cohort.workers))
+        small = settings.stop(settings.method(cohort.workers)).tolerance or 0.0
+        method = paper.Method(
+            problem.model,
+            resolved(settings, problem.model, sizes.totals),
+            settings.who(),
+            cohort.workers,
+            cohort.rows,
+            settings.seed,
+            small,
+            number,
+        )
+        ended = yield from paper.rounds(method, paper.Server.begun(method, start))
+        if not (compared or ended.converged):
+            return Ascent(Point.unseen(ended.statistics), False, np.inf)
+        return (yield from _judged(problem, start if settings.tolerance else None, ended))
+
+    return climb
+
+
+def _judged(
+    problem: Objective, start: FloatArray | None, ended: paper.Server
+) -> Fit[Ascent]:
+    """Where rounds have led, if that is no worse than a start."""
+    here = ended.statistics
+    places = [here] if start is None or np.array_equal(here, start) else [here, start]
+    try:
+        seen = yield from together([_seen(problem, place) for place in places])
+        last, first = seen[0], seen[-1]
+        if not last.objective >= first.objective - problem.cohort.unit:
+            return Ascent(first, False, np.inf, kept_start=True)
+        if not ended.converged:
+            return Ascent(last, False, np.inf)
+        left = yield from _left(problem, last)
+        return Ascent(last, left <= LEFT_BY_WORD * SMALL, left)
+    except Finish:
+        return Ascent(Point.unseen(here), False, np.inf)
+
+
+def _seen(problem: Objective, statistics: FloatArray) -> Fit[Point]:
+    """What everyone says of a place, which stays where it is."""
+    point = yield from look(problem, statistics, FIRST_MOVE, purpose="question")
+    return replace(point, statistics=statistics)
+
+
+def _left(problem: Objective, first: Point) -> Fit[float]:
+    """Nats a row that EM would still gain: those of some steps, and what these let expect.
+
+    Fast errors die in them. In the direction that is left one bold step tells whether EM crawls.
+    """
+    state, here = Convergence(Tolerance(SMALL)), first
+    for _ in range(EXACT_STEPS):
+        before = here
+        move = length(here.field)
+        here = yield from look(problem, here.image, move, here.values, purpose="question")
+        gain = here.objective - before.objective
+        state.note(gain, before.field, here.field, here.squared_field)
+        if not here.field.any():
+            return here.objective - first.objective
+    gained = here.objective - first.objective
+    times = state.bold(here.field)
+    there = here.image + times * (here.image - here.statistics)
+    if not problem.model.inside(there):
+        return gained + state.left
+    back = (1 + times) * length(here.field)
+    tried = yield from look(problem, there, back, here.values, purpose="question")
+    return max(gained + state.left, tried.objective - first.objective)
