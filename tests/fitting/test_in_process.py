@@ -193,7 +193,7 @@ def test_a_checkpoint_of_another_fit_is_refused(tmp_path: Path) -> None:
     with pytest.raises(emfed.CheckpointError, match="seed"):
         fitted(make_model("full"), TABLES, Watch(checkpoint=path, resume=True), seed=1)
     moved = [TABLES[0] + 1e-3, *TABLES[1:]]
-    with pytest.raises(emfed.CheckpointError, match="other rows"):
+    with pytest.raises(emfed.CheckpointError, match="other data"):
         fitted(make_model("full"), moved, Watch(checkpoint=path, resume=True))
 
 
@@ -306,7 +306,7 @@ def test_columns_of_one_value_and_with_holes_are_fitted() -> None:
     assert fitted(emfed.gaussian_mixture(3, "full", missing=True), torn).result.converged
 
 
-def test_what_is_told_of_single_workers_is_no_fit_on_sums() -> None:
-    for option in ({"algorithm": "FedEM"}, {"participation": 0.5}):
-        with pytest.raises(emfed.SettingsError, match="fit on sums"):
-            fitted(make_model("full"), TABLES, **option)
+def test_masks_forbid_that_workers_are_heard_one_by_one() -> None:
+    for option in ({"algorithm": "FedEM"}, {"algorithm": "em", "participation": 0.5}):
+        with pytest.raises(emfed.SettingsError, match="one by one, which masks forbid"):
+            fitted(make_model("full"), TABLES, masks=True, **option)

@@ -46,11 +46,11 @@ from emfed.core.sums import (
     Answers,
     Finish,
     Gather,
-    Gathering,
     IntArray,
     LastSum,
     RowsOfWorkers,
     States,
+    Unmasked,
 )
 from emfed.core.wire import numbers_size, payload_sizes
 
@@ -175,7 +175,7 @@ def compressed(algorithm: Algorithm) -> CompressedEM:
     return algorithm
 
 
-def rounds(method: Method, server: Server) -> Gathering[Server]:
+def rounds(method: Method, server: Server) -> Unmasked[Server]:
     """FedEM (Algorithm 1), or VR-FedEM (Algorithm 2) where the settings are `VRFedEM`.
 
     They go on until |H|^2 is small or an exchange is refused. Sent a `Server` in place of replies,

@@ -110,7 +110,11 @@ class Objective:
     tolerance: Tolerance
     accelerate: bool = True
     way: Way | None = None
-    """How rounds are made; None: on sums, as the case of the fit asks for."""
+    """How rounds are made; None: by `ascend`."""
+
+    def climb(self, start: FloatArray, gives_up: GivesUp | None = None) -> Fit[Ascent]:
+        """Rounds from a start, until little is left to gain or they are given up."""
+        return (self.way or ascend)(self, start, gives_up)
 
 
 @final

@@ -72,9 +72,7 @@ class Chronicle:
         self._evaluations += self.count * sum(_passes(one) for one in _joined(ask))
         self._pending = (ask, found, seconds)
 
-    def note_heard(
-        self, ask: Gather | Gathers, found: Sequence[Answers], seconds: float
-    ) -> None:
+    def note_heard(self, ask: Gather | Gathers, found: Sequence[Answers], seconds: float) -> None:
         """The same of an exchange in which workers were heard one by one."""
         self._evaluations += int(sum(one.passes.sum() for one in found))
         self._pending = (ask, found, seconds)

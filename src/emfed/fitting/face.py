@@ -37,9 +37,7 @@ def run(settings: FitSettings, federation: Federation, watch: Watch = NOBODY) ->
     return driver.run_fit(settings, federation, watch)
 
 
-def _hears_workers(
-    federation: Federation, settings: FitSettings
-) -> TypeGuard[InProcessFederation]:
+def _hears_workers(federation: Federation, settings: FitSettings) -> TypeGuard[InProcessFederation]:
     """Whether workers are here, and are heard one by one."""
     if not isinstance(federation, InProcessFederation) or settings.epsilon is not None:
         return False

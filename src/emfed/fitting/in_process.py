@@ -41,7 +41,7 @@ from emfed.fitting.chronicle import INTERRUPTED, Chronicle, looks, seen_at, seen
 from emfed.fitting.fitted import NOBODY, Fitted, Watch
 from emfed.fitting.following import Candidate, Conclusion, follow
 from emfed.fitting.interrupting import interrupts
-from emfed.fitting.remarks import FEWER_COMPONENTS, shortened, unconverged
+from emfed.fitting.remarks import remedy, shortened, unconverged
 from emfed.fitting.replay import KnownSums
 from emfed.fitting.selection import (
     choose,
@@ -51,12 +51,11 @@ from emfed.fitting.selection import (
 )
 from emfed.fitting.settings import FitSettings, worker_weights
 from emfed.fitting.starts.start_search import own_sketch
-from emfed.fitting.stochastic import KEPT_START, check_suits, resolved
+from emfed.fitting.stochastic import KEPT_START, check_suits, described
 from emfed.fitting.stopping import PATIENCE
 from emfed.models.binding import of_columns
 from emfed.models.naming import columns_named
 from emfed.network.scoring import Scores
-
 
 NOBODY_ANSWERED = f"nobody answered for {PATIENCE} rounds; the run gave up."
 LATER = ("question", "closing")
@@ -307,7 +306,7 @@ def concluded(
     result = replace(result, uncertainty=outcome.uncertainty)
     result = close(without_empty(result, outcome.pooled.count, remarks))
     left, tolerance = final.estimate.left, settings.tolerance
-    thrown_off = shortened(course.records, FEWER_COMPONENTS)
+    thrown_off = shortened(course.records, remedy(settings.method(2)))
     short = unconverged(final.model, stopped, course.stop, tolerance, left)
     remarks += [*floor_remarks(result), *([thrown_off] if thrown_off else [])]
     said = [*remarks, *([short] if short else [])]
@@ -338,14 +337,13 @@ def _result(
     stopped: str,
 ) -> Result:
     """All of a result but its model."""
-    algorithm = settings.method(len(weights))
+    model = outcome.final.model
     said = {
-        "algorithm": algorithm.describe(),
+        "algorithm": described(settings, model, workers.totals),
         "participation": settings.who().describe(),
         "limits": {name: v for name, v in vars(course.stop).items() if v is not None},
         "masks": bool(settings.masks),
     }
-    model = outcome.final.model
     statistics = outcome.final.estimate.point.statistics
     return Result(
         model=model,

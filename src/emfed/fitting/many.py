@@ -308,11 +308,9 @@ def walked(model: Model, cohort: Cohort, start: FloatArray, memory: Hashable = N
 
 def climb(problem: Objective, start: FloatArray, gives_up: GivesUp | None = None) -> Fit[Ascent]:
     """Climb from a start as the case of the fit asks for: with quiet sums, or as many do."""
-    if problem.way is not None:
-        return problem.way(problem, start, gives_up)
-    if problem.cohort.many:
+    if problem.way is None and problem.cohort.many:
         return ascend_with_many(problem, start, gives_up)
-    return ascend(problem, start, gives_up)
+    return problem.climb(start, gives_up)
 
 
 def ascend_with_many(

@@ -5,13 +5,24 @@ from __future__ import annotations
 from math import inf
 from typing import Any
 
+from emfed.algorithms.base import CompressedEM
+from emfed.core.protocols import Algorithm
 from emfed.core.records import Records
-from emfed.core.wording import Setting, Wording
+from emfed.core.wording import ByFace, Setting, Wording
 from emfed.fitting.stopping import Stop
 
 MANY_SHORT, SHARE_SHORT = 5, 0.02
 """Rounds with a shortened step, and the share of all, beyond which a fit may be thrown off."""
 FEWER_COMPONENTS = "fewer components, or leave out columns that follow from others"
+
+
+def remedy(algorithm: Algorithm) -> str:
+    """What may keep steps from being shortened."""
+    if not isinstance(algorithm, CompressedEM):  # others have none of these settings
+        return FEWER_COMPONENTS
+    metric = "" if algorithm.in_metric else "in_metric=True, "
+    own = ByFace(f"{metric}a smaller step_size, ", command="")
+    return Wording("{}a finer {}, or fewer components", own, Setting("compressor"))
 
 
 def shortened(records: Records, remedy: str) -> str:

@@ -116,6 +116,14 @@ def resolved(settings: FitSettings, model: Any, totals: FloatArray) -> Compresse
     return algorithm.resolve(model.layout, crowd)
 
 
+def described(settings: FitSettings, model: Any, totals: FloatArray) -> dict[str, Any]:
+    """What was chosen, with what follows from the workers."""
+    algorithm = settings.method(len(totals))
+    if isinstance(algorithm, CompressedEM):
+        return resolved(settings, model, totals).describe()
+    return algorithm.describe()
+
+
 def rounds_of(settings: FitSettings) -> Way:
     """How the rounds are made of fits that are no sums of everyone's rows."""
     numbers = count()
@@ -147,9 +155,7 @@ def rounds_of(settings: FitSettings) -> Way:
     return climb
 
 
-def _judged(
-    problem: Objective, start: FloatArray | None, ended: paper.Server
-) -> Fit[Ascent]:
+def _judged(problem: Objective, start: FloatArray | None, ended: paper.Server) -> Fit[Ascent]:
     """Where rounds have led, if that is no worse than a start."""
     here = ended.statistics
     places = [here] if start is None or np.array_equal(here, start) else [here, start]
