@@ -20,7 +20,8 @@ import pytest
 
 import emfed
 from emfed.core.registry import MODELS, STORED
-from emfed.fitting.driver import Watch, run_fit
+from emfed.fitting.face import run
+from emfed.fitting.fitted import Watch
 from emfed.fitting.settings import FitSettings
 from tests.cli.shell import START, Shell, wards
 
@@ -98,7 +99,7 @@ def test_the_curve_is_what_a_monitor_would_have_told() -> None:
     model, algorithm = emfed.gaussian_mixture(2, weight_concentration=2.0), emfed.FedEM()
     common: dict[str, Any] = {"algorithm": algorithm, "rounds": 200, "tol": 0, "seed": 3}
     settings = FitSettings(model, **common)
-    drawn = run_fit(settings, emfed.network.StackedFederation(data), Watch(curve=True)).result
+    drawn = run(settings, emfed.network.StackedFederation(data), Watch(curve=True)).result
     told = drawn.records.column("objective")
     watched = emfed.fit(model, data, **common, monitor=emfed.fitting.Monitor(mean_field=False))
     np.testing.assert_array_equal(drawn.statistics, watched.statistics)

@@ -14,7 +14,7 @@ from typing import Any, final
 
 import numpy as np
 
-from emfed.aggregation.coded import CodedSums
+from emfed.aggregation.coded import ENVELOPE_DOWN, ENVELOPE_UP, CodedSums
 from emfed.aggregation.gathered import GatheredAnswers
 from emfed.aggregation.simulated import SimulatedSums
 from emfed.artifacts.model_card import Facts
@@ -35,9 +35,12 @@ from emfed.core.sums import (
     drive,
     finished,
 )
+from emfed.core.wire import numbers_size
 from emfed.data.summing import check_rows_held, summary_shapes
 from emfed.fitting.ascent import are_many
+from emfed.fitting.asks import Statistics
 from emfed.fitting.chronicle import INTERRUPTED, Chronicle, looks, seen_at, seen_in
+from emfed.fitting.curve import Curve
 from emfed.fitting.fitted import NOBODY, Fitted, Watch
 from emfed.fitting.following import Candidate, Conclusion, follow
 from emfed.fitting.interrupting import interrupts
@@ -144,6 +147,7 @@ class Course(Chronicle):
         self._known = 0
         """Sums that came from a file."""
         self._place = 0
+        self.curve = Curve() if watch.curve else None
         self._anew = False
         """Whether workers were heard in rounds that no file has."""
         if watch.goes_on and watch.checkpoint is not None:
@@ -244,6 +248,13 @@ class Course(Chronicle):
             self._keep()
             self.save()
 
+    def mean(self, ask: Statistics) -> FloatArray:
+        """The exact mean over all rows, of which the ledger says that it was looked at."""
+        workers = np.arange(len(self.workers.totals))
+        self.ledger.add("monitor", "down", workers, numbers_size(ask.statistics), ENVELOPE_DOWN)
+        self.ledger.add("monitor", "up", workers, numbers_size(ask.statistics), ENVELOPE_UP)
+        return self.workers.sum(ask) / float(self.workers.totals.sum())
+
     def _exactly(self, ask: Ask, found: Sum) -> float | None:
         monitor = self.watch.monitor
         if monitor is None or not monitor.mean_field or len(self.records) % monitor.every:
@@ -253,10 +264,11 @@ class Course(Chronicle):
 
     def _looked(self, ask: Gather | Gathers) -> tuple[float | None, float | None]:
         monitor = self.watch.monitor
+        if self.curve is not None:
+            self.curve.note(len(self.records), looks(ask))
         if monitor is None or (len(self.records) - 1) % monitor.every:
             return None, None
-        total = float(self.workers.totals.sum())
-        seen = [seen_at(one, self.workers.sum(one) / total) for one in looks(ask)]
+        seen = [seen_at(one, self.mean(one)) for one in looks(ask)]
         squared = sum(one.squared for one in seen) if monitor.mean_field else None
         told = [one.objective for one in seen if one.objective is not None]
         return squared, sum(told) if monitor.objective else None
@@ -275,6 +287,8 @@ def _fitted(
     """What the fit came to, with remarks and what everyone is asked at the end."""
     stopped = ending(course, outcome)
     course.open_records()
+    if course.curve is not None and stopped != INTERRUPTED:
+        course.records = course.curve.drawn(course.records, outcome.final.model, course.mean)
     base = _result(settings, workers, weights, course, outcome, stopped)
 
     def close(result: Result) -> Result:
