@@ -17,7 +17,7 @@ POINTS = 64
 
 @final
 @dataclass
-class Curve:
+class ObjectiveCurve:
     """The places of evenly spread rounds."""
 
     kept: dict[int, tuple[Statistics, ...]] = field(default_factory=dict)

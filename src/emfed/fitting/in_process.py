@@ -40,7 +40,7 @@ from emfed.data.summing import check_rows_held, summary_shapes
 from emfed.fitting.ascent import are_many
 from emfed.fitting.asks import Statistics
 from emfed.fitting.chronicle import INTERRUPTED, Chronicle, looks, seen_at, seen_in
-from emfed.fitting.curve import Curve
+from emfed.fitting.curve import ObjectiveCurve
 from emfed.fitting.fitted import NOBODY, Fitted, Watch
 from emfed.fitting.following import Candidate, Conclusion, follow
 from emfed.fitting.interrupting import interrupts
@@ -147,7 +147,7 @@ class Course(Chronicle):
         self._known = 0
         """Sums that came from a file."""
         self._place = 0
-        self.curve = Curve() if watch.curve else None
+        self.curve = ObjectiveCurve() if watch.curve else None
         self._anew = False
         """Whether workers were heard in rounds that no file has."""
         if watch.goes_on and watch.checkpoint is not None:
