@@ -51,10 +51,9 @@ EXAMPLES: dict[str, tuple[Any, Any]] = {
 
 
 def test_the_examples_are_all_models_there_are() -> None:
-    """But for cells, which are told in the opening: tests/imputation fits them."""
     known = {model.describe()["model"] for model, _ in EXAMPLES.values()}
     ours = {name for name, made in MODELS.items() if made.__module__.startswith("emfed.")}
-    assert known == ours - {"cells", "padded-cells"}  # other tests register models of their own
+    assert known == ours  # other tests register models of their own
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

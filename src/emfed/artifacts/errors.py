@@ -27,7 +27,7 @@ from typing import Any, Self, final
 import numpy as np
 
 from emfed.core.errors import EmfedError, SettingsError
-from emfed.core.protocols import BoolArray, FloatArray, Names, Parameters, TellsCells
+from emfed.core.protocols import BoolArray, FloatArray, Names, Parameters
 from emfed.data.reading import Categories
 from emfed.models.clusters import Clusters
 from emfed.models.columns import ColumnParameters
@@ -64,7 +64,7 @@ class Chart:
     @classmethod
     def at(cls, model: Any, statistics: FloatArray, samples: float) -> Self:
         """At a fitted model; directions that would only move what lies on its bound are out."""
-        if isinstance(model, (Clusters, TellsCells)):
+        if isinstance(model, Clusters):
             raise SettingsError(
                 f"no standard errors: {type(model).__name__} has no likelihood. For k-means, "
                 "fit gaussian_mixture(k, 'spherical'); imputation has intervals of its own."

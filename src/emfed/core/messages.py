@@ -393,8 +393,6 @@ class Opening:
     """Names of the workers, where they have any."""
     totals: FloatArray | None = None
     """What each worker counts for, where rows have weights; else its count."""
-    cells: Sequence[WorkerCells] | None = None
-    """Where workers tell cells of a table: those of each."""
     effective: float | None = None
     """With masks, where counts and summaries are everybody's alone: `Crowd.effective`."""
     sizes: IntArray | None = None

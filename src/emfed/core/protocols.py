@@ -95,7 +95,6 @@ __all__ = [
     "StepInfo",
     "Summaries",
     "Task",
-    "TellsCells",
     "View",
     "WHOLE",
     "ModelWords",
@@ -547,23 +546,6 @@ class HidesValues(Protocol):
 
     def hiding(self, share: float) -> Any:
         """The model whose fit does not see a share of the values."""
-        ...
-
-
-@runtime_checkable
-class TellsCells(Protocol):
-    """A model whose workers tell cells of a large table in the opening, and nothing afterwards.
-
-    Its ``layout`` is empty.
-    """
-
-    @property
-    def cells(self) -> int:
-        """How many the table has, observed or not."""
-        ...
-
-    def own_cells(self, data: Any) -> WorkerCells:
-        """The cells that one worker's rows are of."""
         ...
 
 

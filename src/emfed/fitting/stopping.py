@@ -99,7 +99,7 @@ class Stop:
     def reason(self, run: Progress) -> str | None:
         """The limit that has been met, if any."""
         last = run.records[-1] if run.records else None
-        if self.tolerance is not None and self._settled(run.records[-3:], self.tolerance):
+        if self.tolerance is not None and self.settled(run.records, self.tolerance):
             return "tolerance"
         if self.nats is not None and remaining(run.records) <= self.nats:
             return "nats"
@@ -116,15 +116,30 @@ class Stop:
             return "seconds"
         return None
 
+    def limit(self, made: RoundRecord, spent: int, seconds: float) -> str:
+        """The limit that is met after this round, these bytes and seconds; empty if none is."""
+        met = {
+            "rounds": (self.rounds, made.round),
+            "epochs": (self.epochs, made.epochs),
+            "bytes": (self.bytes, spent),
+            "seconds": (self.seconds, seconds),
+        }
+        for name, (limit, value) in met.items():
+            if limit is not None and value >= limit:
+                return name
+        return ""
+
     @staticmethod
-    def _settled(records: Records, tolerance: float) -> bool:
-        return len(records) == 3 and all(
+    def settled(records: Records, tolerance: float) -> bool:
+        """Whether |H|^2 was small in the last three rounds, without the guard."""
+        last = records[-3:]
+        return len(last) == 3 and all(
             r.round > 0
             and r.answered > 0
             and r.guard_hits == 0
             and r.squared_H is not None
             and r.squared_H <= tolerance
-            for r in records
+            for r in last
         )
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from emfed.algorithms import AutoEM
 from emfed.artifacts.result import Result
-from emfed.core.protocols import FloatArray, TellsCells, View
+from emfed.core.protocols import FloatArray, View
 from emfed.fitting.rounds import Run
 from emfed.fitting.session import Session
 from emfed.fitting.stopping import Stop
@@ -41,7 +41,7 @@ def with_validation(
     """
     assert result.facts is not None
     workers = session.federation.size
-    if isinstance(result.model, (Clusters, TellsCells)):
+    if isinstance(result.model, Clusters):
         remarks.append("validation: this model has no likelihood to compare.")
         return result
     if workers < 2:

@@ -14,6 +14,7 @@ diverge.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from math import isqrt
 from typing import final, get_args
@@ -21,16 +22,18 @@ from typing import final, get_args
 import numpy as np
 from scipy.sparse import csr_array
 
+from emfed.aggregation.coded import ENVELOPE_DOWN, ENVELOPE_UP
 from emfed.compressors import block_quantization
 from emfed.core.errors import SettingsError, check_choice, check_count, check_range
-from emfed.core.ledger import Ledger
-from emfed.core.protocols import Compressor, FloatArray, IntArray, ServerState
-from emfed.core.records import RoundRecord
+from emfed.core.ledger import DIRECTIONS, Ledger
+from emfed.core.protocols import Compressor, FloatArray, IntArray
+from emfed.core.records import Records, RoundRecord
 from emfed.core.settings.impute import BATCH, BatchKind
 from emfed.core.streams import Purpose, choose_distinct, uniforms
-from emfed.core.wire import REPLY_ENVELOPE, REQUEST_ENVELOPE, floats_size, payload_sizes
+from emfed.core.wire import floats_size, payload_sizes
 from emfed.core.wording import Setting, Wording
-from emfed.fitting.rounds import Rounds, opening_record
+from emfed.fitting.interrupting import interrupts
+from emfed.fitting.stopping import Callback, Stop
 from emfed.imputation.lowrank import TableParameters
 from emfed.imputation.sweeps import Solver, leading
 from emfed.imputation.table import FieldTable
@@ -73,7 +76,7 @@ class Growing:
 
 
 @final
-class PaperRun(Rounds):
+class PaperRun:
     """The pseudo-code, cell by cell where it says so."""
 
     def __init__(
@@ -98,9 +101,10 @@ class PaperRun(Rounds):
                     Setting("family", "gaussian"),
                 )
             )
-        ledger = Ledger(len(table.workers), table.workers)
-        super().__init__(ledger, len(table.site))
-        self.state = ServerState(1, 0, np.empty(0), np.empty(0))
+        self.ledger = Ledger(len(table.workers), table.workers)
+        self.records, n = Records(), len(table.workers)
+        self._spent: dict[str, int] = {}
+        self._evaluations, self._seconds = 0, 0.0
         self.table, self.solver, self.seed = table, solver, seed
         self.compressor, self.gamma, self.alpha = compressor, step_size, memory_rate
         self.batch_size, self.batch = check_count("batch_size", batch_size), batch
@@ -110,11 +114,44 @@ class PaperRun(Rounds):
         self.params = TableParameters(
             0.0, np.zeros((rows, rank)), np.zeros((columns, rank)), effects=False
         )
-        self._record(opening_record(len(table.workers)))
+        self._opening = RoundRecord(0, 0, n, n, None, 0.0, 0, 0, 0, 0, 0, 0, 0.0, 0.0)
+        self._record(self._opening)
+
+    def until(self, stop: Stop, callbacks: Sequence[Callback] = ()) -> str:
+        """Rounds until a limit is met, a callback says so, or Ctrl-C; returns which."""
+        with interrupts() as interrupted:
+            while not (reason := self._limit(stop)):
+                record = self.step()
+                ended = [callback(record) is True for callback in callbacks]
+                if interrupted():
+                    return "interrupted"
+                if any(ended):
+                    return "callback"
+        return reason
+
+    def _limit(self, stop: Stop) -> str:
+        if stop.tolerance is not None and stop.settled(self.records, stop.tolerance):
+            return "tolerance"
+        spent = self.ledger.total("up") + self.ledger.total("down")
+        return stop.limit(self.records[-1], spent, self._seconds)
+
+    def _record(self, record: RoundRecord) -> RoundRecord:
+        """Keep what a round came to, and what the ledger has gained."""
+        totals = {
+            f"{what}_{way}": self.ledger.total(way, part)
+            for what, part in (("bytes", None), ("payload", "payload"))
+            for way in DIRECTIONS
+        }
+        gained = {name: total - self._spent.get(name, 0) for name, total in totals.items()}
+        self._spent, self._seconds = totals, self._seconds + record.seconds
+        self._evaluations += record.evaluations
+        record = replace(record, **gained, epochs=self._evaluations / len(self.table.site))
+        self.records.append(record)
+        return record
 
     def step(self) -> RoundRecord:
         """Workers in turn, then the controller."""
-        n, round_, began = len(self.table.workers), self.state.round, time.perf_counter()
+        n, round_, began = len(self.table.workers), len(self.records), time.perf_counter()
         uploads, remembered, evaluations = Growing(), Growing(), 0
         for worker in range(n):
             keys = self.draw(round_, worker)
@@ -128,24 +165,19 @@ class PaperRun(Rounds):
             remembered.add(cells, rate * values / n)
             one = np.array([worker])
             # S and theta on the batch, which both ends draw from the shared seed.
-            self.ledger.add("round", "down", one, floats_size(2 * len(keys)), REQUEST_ENVELOPE)
-            self.ledger.add("round", "up", one, size, REPLY_ENVELOPE)
+            self.ledger.add("round", "down", one, floats_size(2 * len(keys)), ENVELOPE_DOWN)
+            self.ledger.add("round", "up", one, size, ENVELOPE_UP)
         for grown in (self.memory, self.statistics):
             grown.widen(uploads.keys)
         field = self.memory.values + uploads.at(self.memory.keys)
         self.statistics.values = self.statistics.values + self.gamma * field
         self.memory.add(remembered.keys, remembered.values)
         self.params = self.maximize()
-        self.state = replace(
-            self.state,
-            round=round_ + 1,
-            statistics=self.statistics.values,
-            memory=self.memory.values,
-        )
         return self._record(
             replace(
-                opening_record(n, evaluations),
+                self._opening,
                 round=round_,
+                evaluations=evaluations,
                 squared_H=float(field @ field),
                 step_size=self.gamma,
                 seconds=time.perf_counter() - began,

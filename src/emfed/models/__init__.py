@@ -6,7 +6,6 @@ import emfed.models.positive_families  # noqa: F401 (registers its families)
 from emfed.core.protocols import Model
 from emfed.core.registry import MODELS, register_model
 from emfed.models.categories import Categorical
-from emfed.models.cells import CellSums
 from emfed.models.clusters import Centres, Clusters, k_means
 from emfed.models.factors import FactorMixture, factor_analysis, ppca
 from emfed.models.factory import COVARIANCES, gaussian_mixture
@@ -36,7 +35,6 @@ __all__ = [
     "FAMILIES",
     "Family",
     "Categorical",
-    "CellSums",
     "Centres",
     "Clusters",
     "FactorMixture",

@@ -423,8 +423,7 @@ class RayFederation(Federation):
         self._bound, self._begun = None, None
         told = [part.totals for part in parts if part.totals is not None]
         totals = np.concatenate(told) if told else None
-        cells = [own for part in parts for own in part.cells or ()] or None
-        opening = Opening(counts, summaries, parts[0].columns, self._names, totals, cells)
+        opening = Opening(counts, summaries, parts[0].columns, self._names, totals)
         return rounded_opening(opening, model) if rounded else opening
 
     def bind(self, bound: Any) -> None:

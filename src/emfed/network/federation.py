@@ -68,7 +68,6 @@ from emfed.core.wire import (
 from emfed.models import build_model
 from emfed.models.binding import Bound, extra_owners, flatten, of_columns, told_parameters
 from emfed.models.bounded import Asked
-from emfed.models.cells import PaddedCells
 from emfed.models.clusters import Buckets
 from emfed.network import texts
 from emfed.network.connection import Connection, logger
@@ -206,7 +205,7 @@ class RemoteFederation(Federation):
         self.columns = None if columns is None else tuple(columns)
         self._wants_masks = masks
         self.directory, self.disk = None if directory is None else Path(directory), disk
-        self.members, self._file = Members(new_run()), "members"
+        self.members = Members(new_run())
         check_range("pause", pause, 0, np.inf, open_high=True)
         self._line = Connection(transport, float(deadline), self.attempts, float(pause))
         self._roll = RollCall(self._line)
@@ -285,10 +284,7 @@ class RemoteFederation(Federation):
     def open(self, model: Model, columns: Names = None, rounded: bool = False) -> Opening:
         """Say hello to everyone who can be reached; or go on with those of before a crash."""
         description = plain(model.describe())
-        # Cells are opened twice, for their observers and for their sums: both may be resumed.
-        second = isinstance(model, PaddedCells) and bool(model.listed)
-        self._file = "members-sums" if second else "members"
-        path, traffic = self._path(self._file), self._line.begin()
+        path, traffic = self._path("members"), self._line.begin()
         self._bound, self._algorithm, self._steps = None, None, {}
         if path is not None and self.disk.read(path) is not None:
             self.members = Members.load(path, self.disk)
@@ -316,7 +312,7 @@ class RemoteFederation(Federation):
         self.masks = self._roll.masks = bool(self.members.roster)
         if self._roll.privacy is not None:
             return Opening(self.members.counts, {}, self.members.columns, self.members.keys)
-        return replace(self.members.opening, cells=self.members.told_cells(model))
+        return self.members.opening
 
     def _meet(self, model: Model, description: Any, columns: Names, rounded: bool) -> None:
         """Say hello to all, and hear what they tell together.
@@ -469,7 +465,7 @@ class RemoteFederation(Federation):
         self._line.transport.close()
 
     def _keep_members(self) -> None:
-        path, members = self._path(self._file), self.members
+        path, members = self._path("members"), self.members
         if members.roster and members.effective is None:
             return  # the sum of the opening is not known yet: a crash begins it anew
         if path is not None:

@@ -35,7 +35,6 @@ from emfed.core.protocols import (
     SimulatesLatents,
     StateField,
     Task,
-    TellsCells,
     WorkerStates,
 )
 from emfed.core.wording import Setting, Wording
@@ -371,11 +370,8 @@ class InProcessFederation(Federation):
                     gathered[name] = np.empty((self.size, *values.shape[1:]))
                 gathered[name][positions] = values
         totals = None if data.row_weights is None else data.totals
-        cells = None
-        if isinstance(model, TellsCells):
-            cells = [model.own_cells(data.worker(worker)) for worker in range(data.size)]
         counts, names = data.positive_counts, data.names
-        opening = Opening(counts, gathered, data.columns, names, totals, cells)
+        opening = Opening(counts, gathered, data.columns, names, totals)
         return rounded_opening(opening, model) if rounded else opening
 
     @final

@@ -7,7 +7,6 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from math import prod
 from pathlib import Path
 from typing import Any, final
@@ -16,14 +15,13 @@ import numpy as np
 
 from emfed.core.errors import ParticipationError, WireError
 from emfed.core.privacy import Privacy
-from emfed.core.protocols import FloatArray, IntArray, Opening, TellsCells, WorkerCells
+from emfed.core.protocols import FloatArray, IntArray, Opening
 from emfed.core.storage import DISK, Disk, load_checkpoint, save_checkpoint
 from emfed.core.wire import (
     Header,
     Join,
     Kind,
     as_json,
-    decode_cells,
     decode_join,
     decode_moments,
     deflate,
@@ -63,8 +61,6 @@ class Members:
     """What each worker counts for, where rows have weights."""
     phase: int = 0
     """The last phase that anyone may have been told of."""
-    cells: list[bytes] = field(default_factory=list)
-    """What each told of the cells that it observed, where workers tell them."""
     roster: dict[int, Announcement] = field(default_factory=dict)
     """With masks: everybody's key of the run. Counts and values are then those of all, shared."""
     effective: float | None = None
@@ -84,13 +80,12 @@ class Members:
             counts=np.array([join.count for join in joins], dtype=np.int64),
             totals=None if totals[0] is None else np.array(totals, dtype=np.float64),
             columns=columns_of(joins[0]),
-            cells=[join.cells for join in joins if join.cells],
             roster={number: key for number, key in known.items() if key is not None},
         )
 
     @property
     def opening(self) -> Opening:
-        """Counts and summaries, as an `Opening`; `told_cells` has the rest."""
+        """Counts and summaries, as an `Opening`."""
         parts = [unflatten(values, self.shapes) for values in self.values]
         summaries = {name: np.stack([part[name] for part in parts]) for name in self.shapes}
         return Opening(
@@ -102,12 +97,6 @@ class Members:
             effective=self.effective,
             whole=parts[0] if self.roster else None,
         )
-
-    def told_cells(self, model: Any) -> list[WorkerCells] | None:
-        """The cells of each, where workers tell them."""
-        if not isinstance(model, TellsCells):
-            return None
-        return [decode_cells(own, model.cells) for own in self.cells]
 
     def save(self, path: Path, disk: Disk = DISK) -> None:
         """Write, atomically."""
@@ -127,9 +116,6 @@ class Members:
         arrays = {"counts": self.counts, "values": self.values, "traffic": self.traffic}
         if self.totals is not None:
             arrays["totals"] = self.totals
-        if self.cells:
-            arrays["cells"] = np.frombuffer(b"".join(self.cells), dtype=np.uint8)
-            about["cells"] = [len(own) for own in self.cells]
         if self.roster:
             arrays["roster"] = np.frombuffer(encode_roster(self.roster), dtype=np.uint8)
             about["effective"] = self.effective
@@ -139,8 +125,6 @@ class Members:
     def load(cls, path: Path, disk: Disk = DISK) -> Members:
         """Read what `save` wrote."""
         arrays, about = load_checkpoint(path, disk)
-        ends = np.cumsum([0, *about.get("cells", [])]).tolist()
-        whole = arrays["cells"].tobytes() if "cells" in arrays else b""
         return cls(
             int(about["run"], 16),
             about["keys"],
@@ -155,7 +139,6 @@ class Members:
             about["description"],
             arrays.get("totals"),
             about["phase"],
-            [whole[start:stop] for start, stop in pairwise(ends)],
             decode_roster(arrays["roster"].tobytes()) if "roster" in arrays else {},
             about.get("effective"),
             about.get("questions", FIRST_QUESTION),
@@ -196,16 +179,6 @@ def announced(join: Join) -> Announcement | None:
         return None
     own = found.get(0)
     return own if own is not None and own.instance == join.instance and len(found) == 1 else None
-
-
-def fits(join: Join, model: Any) -> bool:
-    """Whether a worker tells as many cells as it has rows, where the model wants that."""
-    if not isinstance(model, TellsCells):
-        return not join.cells
-    try:
-        return len(decode_cells(join.cells, model.cells).keys) == join.count
-    except WireError:
-        return False
 
 
 def columns_of(join: Join) -> tuple[str, ...] | None:
@@ -302,7 +275,7 @@ class RollCall:
         known = [tuple(sorted(s[0].items())) for s in found.values() if s is not None]
         common, kept = dict(most_common(known)) if known else {}, {}
         for key, join in joins.items():
-            summary, alike = found[key], (join.total is None) is weightless and fits(join, model)
+            summary, alike = found[key], (join.total is None) is weightless and not join.cells
             if summary is None or summary[0] != common or not alike:
                 why = f"its summary has not the shapes of the others', {common}."
             else:
@@ -384,7 +357,7 @@ class RollCall:
             told = announced(join) if members.roster else None
             # With masks nobody but the worker itself knows its numbers: they are the site's affair.
             same = same or told is not None
-            same = same and join.cells == (members.cells[number] if members.cells else b"")
+            same = same
             if join.instance in before:
                 self.line.dismiss(key, "two workers use this key, each with its own memory.")
             elif not same or (told is None and join.count != members.counts[number]):

@@ -30,7 +30,6 @@ from emfed.core.wire import (
     ANSWER_ENVELOPE,
     ENVELOPE,
     Kind,
-    cells_size,
     count_sizes,
     encode_floats,
     encode_question,
@@ -84,8 +83,7 @@ class Prices:
         content = texts.hello(plain(model.describe()), asked, loss, self._masks, uniform=uniform)
         hello = encode_text(content)
         weighted = opening.totals is not None and not self._masks  # masked, it is in the sum
-        cells = opening.cells
-        told = texts.join_about(opening.columns, bound.shapes, weighted, cells is not None)
+        told = texts.join_about(opening.columns, bound.shapes, weighted)
         numbers = sum(int(np.prod(shape)) for shape in bound.shapes.values())
         self.ledger.add("opening", "down", self._everyone, 0, ENVELOPE + len(hello))
         self._counts = opening.counts
@@ -96,8 +94,6 @@ class Prices:
         exact = np.full(len(self._everyone), floats_size(numbers))
         summaries = exact if opening.sizes is None else opening.sizes
         envelope, payload = join_size(told, opening.counts, summaries)
-        if cells is not None:
-            payload = payload + np.array([cells_size(own) for own in cells])
         self.ledger.add("opening", "up", self._everyone, payload, ANSWER_ENVELOPE + envelope)
 
     def rebind(self, bound: Bound, phase: int) -> None:

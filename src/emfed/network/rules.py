@@ -391,23 +391,6 @@ class SiteRules:
         if rows < self.smallest_group or _small(rows * shares, self.smallest_group):
             raise Refusal(Reason.REFUSED, "the owner describes no group as small as one here.")
 
-    def check_observers(self, observers: int) -> None:
-        """Refuse sums of cells that few sites have seen."""
-        if observers < self.smallest_observers:
-            raise Refusal(
-                Reason.REFUSED,
-                f"the owner is in sums of cells that at least {self.smallest_observers} sites have "
-                f"seen, not {observers}: ask with observers={self.smallest_observers}, or the "
-                "owner allows fewer (smallest_observers in its rules).",
-            )
-
-    def check_cells(self, weights: FloatArray) -> None:
-        """Refuse to tell sums of cells with few records."""
-        if self.smallest_group is not None and weights.min() < self.smallest_group:
-            raise Refusal(
-                Reason.REFUSED, "the owner tells no cell with as few records as one here."
-            )
-
 
 ANY = "*"
 """Among ``models``: all of them."""

@@ -41,7 +41,6 @@ from emfed.core.protocols import (
     Request,
     Summaries,
     Task,
-    TellsCells,
     View,
     WorkerStates,
 )
@@ -63,7 +62,6 @@ from emfed.core.wire import (
     decode_question,
     decode_request,
     decode_text,
-    encode_cells,
     encode_floats,
     encode_join,
     encode_moments,
@@ -94,7 +92,6 @@ from emfed.models.binding import (
     unflatten_params,
 )
 from emfed.models.bounded import Asked, check_private, to_integers, whole_sums
-from emfed.models.cells import PaddedCells
 from emfed.models.clusters import Buckets, Clusters
 from emfed.models.components import SMALLEST_COMPONENT
 from emfed.models.rows import mean_length
@@ -480,15 +477,9 @@ class Site:
         data = _arranged(self._data, wanted)
         model = of_columns(model, data.columns)
         opening = LoopFederation(data).open(model) if privacy is None else _unseen(model, data)
-        count, own = int(opening.counts[0]), opening.cells
+        count = int(opening.counts[0])
         summary = _of_one(opening.summaries)
         self.rules.check_opening(count, model.summary_shares(summary))
-        if masked and own is not None:
-            raise Refusal(
-                Reason.REFUSED,
-                "sites tell their own cells in this mode, which masks do not cover: use mode "
-                "'site-owner', or ask every owner to allow a run without (unmasked = true).",
-            )
         uniform = texts.is_uniform(settings)
         if masked:
             given = opening.summaries, opening.totals, opening.counts, uniform
@@ -503,18 +494,13 @@ class Site:
         shapes = {name: values.shape for name, values in summary.items()}
         new = Joined(settings, 0, count, shapes, data.columns, rows=self._digest)
         joined = self._join(header.run, new, privacy)
-        cells = b""
-        if own is not None:
-            assert isinstance(model, TellsCells)
-            self.rules.check_cells(own[0].weights)
-            cells = encode_cells(own[0], model.cells)
         if privacy is None:
             others = [pair for pair in self._summaries.items() if pair[0] != header.run]
             self._summaries = {**dict(others[1 - KEPT_RUNS :]), header.run: summary}
         elif missing := rows_with_gaps(data):
             self._warn(header.run, f"{missing} rows have a missing value and are left out")
         weighted = opening.totals is not None and not hidden  # masked, it is in the sum
-        about = texts.join_about(data.columns, joined.shapes, weighted, own is not None)
+        about = texts.join_about(data.columns, joined.shapes, weighted)
         if masked:
             mine = encode_roster({0: self._keys(header.run, joined).announcement})
             note = "its columns and its key for masks: no number of any row"
@@ -527,9 +513,7 @@ class Site:
         numbers = encode_moments(values, rounded_columns(joined.shapes), _loss(content))
         total = None if opening.totals is None else float(opening.totals[0])
         note = f"{count} rows; {', '.join(sorted(summary))}: {len(values)} numbers over all of them"
-        if cells:
-            note += f"; which {count} cells were observed, how often, and the sums of their values"
-        join = Join(joined.instance, about, count, numbers, total, cells)
+        join = Join(joined.instance, about, count, numbers, total)
         return Kind.JOIN, encode_join(join), note
 
     def _admitted(self, content: Mapping[str, Any]) -> Model:
@@ -561,11 +545,6 @@ class Site:
             raise Refusal(Reason.REFUSED, NO_ROSTER)
         if content.get("weights") is not None:
             self.rules.check_uniform(content["weights"] == texts.UNIFORM)
-        if isinstance(model, PaddedCells):
-            if not masked:
-                raise Refusal(Reason.REFUSED, "padded cells are told in masked sums alone.")
-            if model.listed:
-                self.rules.check_observers(model.observers)
         return model
 
     def _join(self, run: int, new: Joined, privacy: Privacy | None) -> Joined:

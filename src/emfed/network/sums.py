@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emfed.algorithms.steps import check_bits
-from emfed.core.errors import CheckpointError, SettingsError, WireError
+from emfed.core.errors import CheckpointError, WireError
 from emfed.core.messages import Lattice
 from emfed.core.protocols import FloatArray, Model, Opening, Summaries, View
 from emfed.core.storage import load_checkpoint, save_checkpoint
@@ -302,8 +302,6 @@ def with_weight(
 
 def add_up_opening(model: Model, opening: Opening, uniform: bool = False) -> Opening:
     """An opening of a simulation as a masked run knows it: the summary of all rows."""
-    if opening.cells is not None:
-        raise SettingsError("masks go with numbers that all workers share.")
     summaries = with_weight(opening.summaries, opening.totals, opening.counts, uniform)
     shapes = {name: values.shape[1:] for name, values in summaries.items()}
     owners = extra_owners(model, int(np.prod(shapes.get("mean", (0,))))).tolist()

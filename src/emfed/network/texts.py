@@ -39,7 +39,6 @@ def join_about(
     columns: Names,
     shapes: Mapping[str, Sequence[int]],
     weighted: bool,
-    cells: bool = False,
 ) -> dict[str, Any]:
     """What a worker says of its data beside the numbers."""
     about: dict[str, Any] = {
@@ -47,8 +46,7 @@ def join_about(
         "shapes": {name: list(shape) for name, shape in shapes.items()},
         "software": f"emfed {__version__}",
     }
-    said = {"weighted": weighted, "cells": cells}
-    return about | {name: True for name, value in said.items() if value}
+    return about | ({"weighted": True} if weighted else {})
 
 
 def settings(phase: Phase) -> dict[str, Any]:
