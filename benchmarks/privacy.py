@@ -26,15 +26,16 @@ from sklearn.mixture import GaussianMixture
 
 import emfed
 from benchmarks.answer import AIR, _digits, _table
+from emfed.aggregation.privacy import NoisyWorkers
 from emfed.core.errors import DataError
-from emfed.core.ledger import Ledger
+from emfed.core.noise import NoiseKey
 from emfed.core.privacy import DEVIATION, Privacy, epsilon_of, mu_squared_of
+from emfed.core.sums import Fit, Sum, drive
+from emfed.data.held import HeldWorkers
 from emfed.data.workers import as_workers
 from emfed.fitting import private
-from emfed.fitting.private import ROUNDS, PrivatePlan, PrivateRun
+from emfed.fitting.private import ROUNDS, PrivateAsk, PrivateFit, PrivatePlan
 from emfed.models import GaussianParameters
-from emfed.models.bounded import Asked, to_integers, whole_sums
-from emfed.network import StackedFederation
 
 EPSILONS = (0.3, 1.0, 3.0, 10.0)
 SITES = 10
@@ -322,32 +323,34 @@ def bench_private_start(
         test, train = rows[order[: len(rows) // 10]], rows[order[len(rows) // 10 :]]
         known = pooled(train, k, kind, seed)
         model, privacy = emfed.gaussian_mixture(k, kind), Privacy(epsilon, delta)
-        parts = StackedFederation(as_workers(np.array_split(train, SITES)))
-        parts.open_private(model, None, privacy, noise_seed=seed)
-        plan = PrivatePlan(privacy, privacy.shares(SITES, True), SITES)
+        parts = NoisyWorkers(HeldWorkers(as_workers(np.array_split(train, SITES))), NoiseKey(seed))
+        plan = PrivatePlan(privacy, privacy.shares(SITES, True), SITES, masked=True)
         row: dict[str, Any] = {"data": name, "seed": seed, "pooled": float(known.score(test))}
         for start in ("private", "known"):
-            run = PrivateRun(parts, [model], plan, ROUNDS, seed, Ledger(SITES))
-            run.open(train.shape[1])
+            fit = PrivateFit([model], plan, ROUNDS, seed)
+            _told(fit.open(train.shape[1]), parts)
             shares = dict(private.SHARES)
             if start == "private":
-                run.start()
+                _told(fit.start(), parts)
             else:
                 shares["rounds"] += shares["start"] + shares["selection"]
-                run.params, run.radius = _in_frame(run.frame, known), run._radius(train.shape[1])
-            row[start] = held_out(model, run.frame.back(run.params, kind), test)
+                fit.start_at(_in_frame(fit.frame, known))
+            row[start] = held_out(model, fit.frame.back(fit.params, kind), test)
             with patch.dict(private.SHARES, shares):
                 for rounds in lengths:
-                    again = copy.copy(run)
-                    again.records, again.rounds = list(run.records), rounds
-                    again._told, again.state = list(run._told), run.state
-                    again.begin()
+                    again = copy.copy(fit)
+                    again.rounds = rounds
                     for _ in range(rounds):
-                        again.step()
+                        _told(again.step(), parts)
                     row[f"{start}, {rounds} rounds"] = held_out(
                         model, again.frame.back(again.params, kind), test
                     )
         yield row
+
+
+def _told(part: Fit[None], workers: Any) -> None:
+    """A part of a private fit, with the sums of these workers."""
+    drive(part, lambda ask: Sum(workers.sum(ask), 0.0))
 
 
 def _in_frame(frame: private.PrivateFrame, known: GaussianMixture) -> GaussianParameters:
@@ -371,32 +374,28 @@ class Overheard:
     ratio: no test is better.
     """
 
-    size, carries_bytes = 1, False
-
     def __init__(
         self, rows: np.ndarray, canary: np.ndarray, present: bool, noise_seed: int
     ) -> None:
         there = np.concatenate([rows, canary]) if present else rows
+        held = HeldWorkers(as_workers([there]))
         self._workers, self._rows, self._canary = (
-            StackedFederation(as_workers([there])),
+            NoisyWorkers(held, NoiseKey(noise_seed)),
             rows,
             canary,
         )
-        model, self.evidence = emfed.gaussian_mixture(2), 0.0
-        self._workers.open_private(model, None, Privacy(**AUDITED), noise_seed=noise_seed)
+        self.evidence = 0.0
 
-    def release(self, asked: Asked, purpose: str, number: int) -> np.ndarray:
-        told = self._workers.release(asked, purpose, number)
-        known, more = (
-            to_integers(asked, whole_sums(asked, [part])).astype(float)
-            for part in (self._rows, self._canary)
-        )
+    def sum(self, ask: PrivateAsk) -> np.ndarray:
+        """The answer, which the attacker looks at."""
+        told = self._workers.sum(ask)
+        known, more = (ask.whole([part]).astype(float) for part in (self._rows, self._canary))
         self.evidence += float((told - known - more / 2) @ more) / DEVIATION**2
         return told
 
 
 def _heaviest(
-    run: PrivateRun, sketch: GaussianParameters, model: Any, attempt: int, n_init: int
+    fit: PrivateFit, sketch: GaussianParameters, model: Any, attempt: int, n_init: int
 ) -> GaussianParameters:
     """The heaviest components of a sketch, in the place of a fit to rows that are drawn from it."""
     some = np.argsort(-sketch.weights)[: model.n_components]
@@ -413,14 +412,10 @@ def evidence(present: bool, seed: int, rows: int = 1500) -> float:
     workers: Any = Overheard(others, np.array([[1e6]]), present, noise_seed)
     plan = PrivatePlan(Privacy(**AUDITED), 1, 1)
     models = [emfed.gaussian_mixture(2)]
-    run = PrivateRun(workers, models, plan, ROUNDS, noise_seed, Ledger(1))
-    run.open(1)
-    # What the server makes of answers tells nothing more, so it may be quick.
-    with patch.object(PrivateRun, "_from_sketch", _heaviest):
-        run.start()
-    run.begin()
-    for _ in range(ROUNDS):
-        run.step()
+    fit = PrivateFit(models, plan, ROUNDS, noise_seed)
+    # What is made of answers tells nothing more, so it may be quick.
+    with patch.object(PrivateFit, "_from_sketch", _heaviest):
+        drive(fit.follow(1), lambda ask: Sum(workers.sum(ask), 0.0))
     return float(workers.evidence)
 
 

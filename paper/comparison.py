@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import warnings
 from collections.abc import Callable, Iterator
@@ -20,7 +21,7 @@ from emfed.core.streams import Purpose, normals, uniforms
 from emfed.core.wire import REPLY_ENVELOPE, REQUEST_ENVELOPE
 from emfed.data.workers import WorkerData
 from emfed.fitting.face import open_run
-from emfed.fitting.private import private_run
+from emfed.fitting.private_in_process import begun
 from emfed.fitting.settings import FitSettings
 from emfed.models import gaussian_mixture
 from emfed.network.inprocess import StackedFederation
@@ -328,11 +329,18 @@ def _peer(settings: MethodSettings, begun: Place, data: WorkerData) -> Iterator[
 
 def _private(settings: FitSettings, network: StackedFederation) -> Iterator[Place]:
     """Every answer of a private fit is an exchange, and a pass over all rows."""
-    run, _ = private_run(settings, network, None, False)
-    while True:
-        model, statistics, _ = run.bound()
-        asked = len(run.answers)
-        yield Place(asked, *_sent(run.ledger), asked, model, model.maximize(statistics))
-        if run.state.round > run.rounds:
-            return
-        run.step()
+    fit, course, width = begun(settings, network.workers)
+
+    def place() -> Place:
+        model, statistics, _ = fit.bound()
+        sent = _sent(course.ledger)
+        return Place(fit.asked, *sent, fit.asked, model, model.maximize(statistics))
+
+    asks = fit.follow(width)
+    with contextlib.suppress(StopIteration):
+        ask = next(asks)
+        while True:
+            if ask.purpose == "round":
+                yield place()
+            ask = asks.send(course.answer(ask))
+    yield place()

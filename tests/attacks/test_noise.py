@@ -15,17 +15,19 @@ import numpy as np
 import pytest
 
 import emfed
+from emfed.aggregation.privacy import NoisyWorkers, WithoutNoise
 from emfed.artifacts.model_card import Facts
 from emfed.artifacts.modelfiles import SEAL
 from emfed.core.noise import NoiseKey
 from emfed.core.privacy import Bits, Privacy, discrete_gaussian
 from emfed.core.storage import load_checkpoint, load_sealed
-from emfed.data.summing import plain_rows
+from emfed.core.sums import FloatArray
+from emfed.data.held import HeldWorkers
 from emfed.data.workers import as_workers
-from emfed.fitting.private import WIDE, PrivatePlan
+from emfed.fitting.private import WIDE, PrivateAsk, PrivatePlan, _cut
+from emfed.fitting.replay import KnownSums
 from emfed.models import GaussianParameters
-from emfed.models.bounded import Asked, from_integers, to_integers, whole_sums
-from emfed.network import InProcessFederation, StackedFederation
+from emfed.models.bounded import Asked, from_integers
 
 MODEL = emfed.gaussian_mixture(2, "diag")
 MOMENTS = 2
@@ -54,14 +56,17 @@ def of_release_0_1(seed: int, number: int, worker: int) -> Bits:
     return lambda count: np.asarray(stream.random_raw(count))
 
 
-def released_as_0_1(
-    self: InProcessFederation, asked: Asked, purpose: str, number: int
-) -> np.ndarray:
-    total = np.zeros(asked.size, dtype=np.int64)
-    for worker in range(self.size):
-        exact = to_integers(asked, whole_sums(asked, plain_rows(self.data, worker)))
-        total += exact + discrete_gaussian(asked.size, of_release_0_1(SEED, number, worker))
+def summed_as_0_1(self: NoisyWorkers, ask: PrivateAsk) -> FloatArray:
+    total = self.workers.sum(WithoutNoise(ask))
+    for worker in range(len(self.totals)):
+        total = total + discrete_gaussian(ask.size, of_release_0_1(SEED, ask.number, worker))
     return total
+
+
+def told_sums(checkpoint: Path) -> list[np.ndarray]:
+    """The sums that a checkpoint holds."""
+    arrays = load_checkpoint(checkpoint)[0]
+    return np.split(arrays["values"], np.cumsum(arrays["sizes"])[:-1])
 
 
 @dataclass(frozen=True)
@@ -76,8 +81,7 @@ class Loot:
         model, kept = folder / f"{name}.emfed", folder / f"{name}.checkpoint"
         parts = np.array_split(rows, sites)
         emfed.fit(MODEL, parts, epsilon=2.0, seed=SEED, checkpoint=kept).save(model)
-        arrays = load_checkpoint(kept)[0]
-        return cls(emfed.load(model), [arrays[j] for j in sorted(arrays)])
+        return cls(emfed.load(model), told_sums(kept))
 
     @property
     def asked(self) -> Asked:
@@ -87,7 +91,7 @@ class Loot:
         plan = PrivatePlan(Privacy(told["epsilon"], told["delta"]), told["shares"], 1)
         d = len(self.result.params.means[0])
         one = GaussianParameters(np.ones(1), np.zeros((1, d)), np.eye(d)[None])
-        radius = WIDE * emfed.core.privacy.chi_quantile(0.99, d)
+        radius = _cut(WIDE * emfed.core.privacy.chi_quantile(0.99, d), 30)
         asked = Asked(1.0, 1, None, "full", one, np.zeros(d), np.eye(d), radius)
         return replace(asked, step=plan.step(asked.size, "moments", 1), shares=told["shares"])
 
@@ -98,7 +102,7 @@ class Loot:
             discrete_gaussian(self.asked.size, draw(self.result.seed, MOMENTS, worker))
             for worker in range(sites)
         )
-        clean = from_integers(self.asked, self.answers[MOMENTS] - noise)
+        clean = from_integers(self.asked, (self.answers[MOMENTS] - noise).astype(np.int64))
         return float(self.asked.split(clean)["mass"][0, 0])
 
 
@@ -116,7 +120,7 @@ def test_the_noise_of_release_0_1_was_taken_off(
     sites: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The attack works: with the old draw the files tell the number of rows exactly."""
-    monkeypatch.setattr(InProcessFederation, "release", released_as_0_1)
+    monkeypatch.setattr(NoisyWorkers, "sum", summed_as_0_1)
     loot = Loot.of(table(), tmp_path, "old", sites)
     assert round(loot.result.samples) != 3001
     assert guesses(loot)[0] == pytest.approx(3001, abs=0.01)
@@ -151,23 +155,29 @@ def test_the_key_is_in_nothing_that_a_fit_leaves(
     key = np.random.default_rng(0).bytes(32)
     monkeypatch.setattr("emfed.core.noise.os.urandom", lambda count: key[:count])
     caplog.set_level(logging.DEBUG, "emfed")
-    federation = StackedFederation(as_workers([table()]))
-    kept, said = tmp_path / "checkpoint", []
-    result = emfed.fit(MODEL, federation, epsilon=2.0, checkpoint=kept, callbacks=said.append)
+    kept, said, inner = tmp_path / "checkpoint", [], NoisyWorkers.sum
+    layers: list[NoisyWorkers] = []
+
+    def summed(self: NoisyWorkers, ask: PrivateAsk) -> FloatArray:
+        layers.append(self)
+        return inner(self, ask)
+
+    monkeypatch.setattr(NoisyWorkers, "sum", summed)
+    result = emfed.fit(MODEL, table(), epsilon=2.0, checkpoint=kept, callbacks=said.append)
     result.save(tmp_path / "model.emfed")
     result.report(tmp_path / "report.html")
-    assert federation._noise is not None
+    assert layers[0].key._key == key
     left = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     left |= {
-        "pickles": pickle.dumps(result) + pickle.dumps(federation) + pickle.dumps(said),
-        "printed": repr([result, federation._noise, vars(federation), said, result.card]).encode(),
+        "pickles": pickle.dumps(result) + pickle.dumps(layers[0]) + pickle.dumps(said),
+        "printed": repr([result, layers[0].key, vars(layers[0]), said, result.card]).encode(),
         "log": caplog.text.encode(),
     }
     for name, found in left.items():
         assert not [told for told in encodings(key) if told in found], name
 
 
-def test_a_copy_of_a_federation_draws_another_key() -> None:
+def test_a_copy_of_a_key_is_another_key() -> None:
     key = NoiseKey()
     again = pickle.loads(pickle.dumps(key))
     words = [one.words(b"answer")(4) for one in (key, key, again)]
@@ -178,47 +188,52 @@ def test_a_copy_of_a_federation_draws_another_key() -> None:
     ).all()
 
 
-def opened(rows: list[np.ndarray], noise_seed: int | None = 3) -> StackedFederation:
-    federation = StackedFederation(as_workers(rows))
-    federation.open_private(MODEL, None, Privacy(2.0), noise_seed=noise_seed)
-    return federation
+def asking(number: int = 0, shares: int = 1, **more: Any) -> PrivateAsk:
+    asked = Asked(0.5**30, shares, np.array([[-1.0, 0.0, 1.0]] * 2))
+    return PrivateAsk(replace(asked, **more), "round", number)
+
+
+def answered(ask: PrivateAsk, rows: list[np.ndarray], key: NoiseKey) -> FloatArray:
+    return NoisyWorkers(HeldWorkers(as_workers(rows)), key).sum(ask)
 
 
 def test_noise_is_a_function_of_all_that_an_answer_depends_on() -> None:
     """The same answer again tells nothing new; any other answer has other noise."""
-    rows = [table(40), table(40)]
-    asked = Asked(0.5**30, 1, np.array([[-1.0, 0.0, 1.0]] * 2))
+    rows, key = [table(40), table(40)], NoiseKey(3)
 
-    def noise(asked: Asked, number: int = 0, rows: list[np.ndarray] = rows) -> np.ndarray:
-        told = opened(rows).release(asked, "round", number)
-        sums = (to_integers(asked, whole_sums(asked, [own])) for own in rows)
-        return np.asarray(told - sum(sums))
+    def noise(ask: PrivateAsk, rows: list[np.ndarray] = rows) -> np.ndarray:
+        exact = HeldWorkers(as_workers(rows)).sum(WithoutNoise(ask))
+        return answered(ask, rows, key) - exact
 
-    first = noise(asked)
-    assert (noise(asked) == first).all()
+    first = noise(asking())
+    assert (noise(asking()) == first).all()
     others = {
-        "scale": noise(replace(asked, step=0.5**31)),
-        "shares": noise(replace(asked, shares=2)),
-        "exchange": noise(asked, 1),
-        "place": noise(replace(asked, edges=np.array([[-1.0, 0.5, 1.0]] * 2))),
-        "a row": noise(asked, rows=[table(41), rows[1]]),
+        "scale": noise(asking(step=0.5**31)),
+        "shares": noise(asking(shares=2)),
+        "exchange": noise(asking(1)),
+        "place": noise(asking(edges=np.array([[-1.0, 0.5, 1.0]] * 2))),
+        "a row": noise(asking(), rows=[table(41), rows[1]]),
     }
     for name, other in others.items():
         assert not (other == first).any(), name
-    alone = [noise(asked, rows=[own]) for own in rows]
-    assert (alone[0] == alone[1]).all()
-    assert not (first == 2 * alone[0]).any()  # two workers with the same rows have other noise
+    whole = noise(asking(), rows=[np.concatenate(rows)])  # one worker has one draw of noise
+    assert not (first == 2 * whole).any()
 
 
-def test_two_fits_of_one_federation_have_two_keys() -> None:
-    federation, asked = (
-        opened([table(40)], None),
-        Asked(0.5**30, 1, np.array([[-1.0, 0.0, 1.0]] * 2)),
-    )
-    first = federation.release(asked, "round", 0)
-    assert (federation.release(asked, "round", 0) == first).all()
-    federation.open_private(MODEL, None, Privacy(2.0))
-    assert (federation.release(asked, "round", 0) != first).any()
+def test_two_fits_of_the_same_rows_have_two_keys() -> None:
+    rows, keys = [table(40)], (NoiseKey(), NoiseKey())
+    told = [answered(asking(), rows, key) for key in (keys[0], *keys)]
+    assert (told[0] == told[1]).all()
+    assert (told[0] != told[2]).any()
+
+
+def test_nothing_is_told_without_noise_where_a_fit_is_private() -> None:
+    layer = NoisyWorkers(HeldWorkers(as_workers([table(40)])), NoiseKey())
+    assert layer.totals.tolist() == [0.0]
+    with pytest.raises(emfed.core.errors.FederationError, match="every answer in it has noise"):
+        layer.sum(WithoutNoise(asking()))
+    with pytest.raises(AssertionError):
+        HeldWorkers(as_workers([table(40)])).sum(asking())
 
 
 def contents(arrays: dict[str, np.ndarray], description: Any) -> Any:
@@ -238,16 +253,15 @@ def test_all_that_a_fit_leaves_follows_from_its_noisy_answers(
     So none of them holds a count, a digest, a score or a time that is not an answer.
     """
     once = partial(Facts, created="2026-11-18T00:00:00Z")
-    monkeypatch.setattr("emfed.fitting.private.Facts", once)
+    monkeypatch.setattr("emfed.fitting.private_result.Facts", once)
     caplog.set_level(logging.DEBUG, "emfed")
     answers: dict[int, np.ndarray] = {}
-    inner, left = InProcessFederation.release, []
+    inner, left = NoisyWorkers.sum, []
 
-    def replayed(self: InProcessFederation, asked: Asked, purpose: str, number: int) -> np.ndarray:
-        told = inner(self, asked, purpose, number)
-        return answers.setdefault(number, told)
+    def replayed(self: NoisyWorkers, ask: PrivateAsk) -> FloatArray:
+        return answers.setdefault(ask.number, inner(self, ask))
 
-    monkeypatch.setattr(InProcessFederation, "release", replayed)
+    monkeypatch.setattr(NoisyWorkers, "sum", replayed)
     for name, rows in (("a", table(3000)), ("b", 3 * table(2345, 2) - 1)):
         folder, seen = tmp_path / name, []
         folder.mkdir()
@@ -284,25 +298,25 @@ def test_a_resumed_fit_tells_no_answer_in_two_versions(
     So a process that was killed has shown nothing of the answer that its checkpoint lacks.
     """
     kept, asked, used = tmp_path / "checkpoint", list[int](), list[np.ndarray]()
-    inner, read = InProcessFederation.release, emfed.fitting.private.from_integers
+    inner, read = NoisyWorkers.sum, emfed.fitting.private.from_integers
 
-    def counted(self: InProcessFederation, about: Asked, purpose: str, number: int) -> np.ndarray:
-        asked.append(number)
-        return inner(self, about, purpose, number)
+    def counted(self: NoisyWorkers, ask: PrivateAsk) -> FloatArray:
+        asked.append(ask.number)
+        return inner(self, ask)
 
     def seen(about: Asked, total: np.ndarray) -> np.ndarray:
         used.append(total)
         return read(about, total)
 
-    def failing(*given: Any) -> None:
-        if len(given[1]) == killed + 1:
+    def failing(self: KnownSums, path: Path) -> None:
+        if len(self.entries) == killed + 1:
             raise OSError("killed")
-        save(*given)
+        save(self, path)
 
-    save = emfed.fitting.private.save_checkpoint
-    monkeypatch.setattr(InProcessFederation, "release", counted)
+    save = KnownSums.save
+    monkeypatch.setattr(NoisyWorkers, "sum", counted)
     monkeypatch.setattr("emfed.fitting.private.from_integers", seen)
-    monkeypatch.setattr("emfed.fitting.private.save_checkpoint", failing)
+    monkeypatch.setattr(KnownSums, "save", failing)
     with pytest.raises(OSError, match="killed"):
         emfed.fit(MODEL, table(), epsilon=2.0, checkpoint=kept)
     assert asked == list(range(killed + 1))
@@ -310,11 +324,11 @@ def test_a_resumed_fit_tells_no_answer_in_two_versions(
     assert len(before) == killed
     asked.clear()
     used.clear()
-    monkeypatch.setattr("emfed.fitting.private.save_checkpoint", save)
+    monkeypatch.setattr(KnownSums, "save", save)
     emfed.fit(MODEL, table(), epsilon=2.0, checkpoint=kept, resume=True)
     assert asked == list(range(killed, len(used)))
     assert all((a == b).all() for a, b in zip(before, used, strict=False))
-    assert len(load_checkpoint(kept)[0]) == len(used)
+    assert len(told_sums(kept)) == len(used)
 
 
 def test_a_checkpoint_of_seeded_noise_is_none_of_a_private_fit(tmp_path: Path) -> None:
@@ -322,5 +336,5 @@ def test_a_checkpoint_of_seeded_noise_is_none_of_a_private_fit(tmp_path: Path) -
     settings: dict[str, Any] = {"epsilon": 2.0, "checkpoint": kept, "resume": True}
     emfed.fit(MODEL, table(), noise_seed=1, callbacks=end, **settings)
     for other in (None, 2):
-        with pytest.raises(emfed.core.errors.CheckpointError, match="other settings"):
+        with pytest.raises(emfed.core.errors.CheckpointError, match="another noise"):
             emfed.fit(MODEL, table(), noise_seed=other, **settings)

@@ -6,11 +6,14 @@ import numpy as np
 import pytest
 from scipy.stats import beta
 
-from emfed.core.privacy import Privacy, epsilon_of, price_on, step_for
+from emfed.aggregation.privacy import NoisyWorkers
+from emfed.core.noise import NoiseKey
+from emfed.core.privacy import epsilon_of, price_on, step_for
+from emfed.data.held import HeldWorkers
 from emfed.data.workers import as_workers
-from emfed.models import GaussianParameters, gaussian_mixture
+from emfed.fitting.private import PrivateAsk
+from emfed.models import GaussianParameters
 from emfed.models.bounded import Asked
-from emfed.network import StackedFederation
 
 DELTA = 1e-5
 
@@ -44,15 +47,17 @@ def audited(step: float, trials: int) -> float:
     rows, canary = rng.normal(size=(60, 3)), np.array([[50.0, -50.0, 50.0]])
     params = GaussianParameters(np.ones(1), np.zeros((1, 3)), np.eye(3)[None])
     asked = Asked(step, 1, None, "full", params, np.zeros(3), np.eye(3), 4.0)
-    both = [StackedFederation(as_workers([r])) for r in (np.concatenate([rows, canary]), rows)]
-    alone = StackedFederation(as_workers([canary]))
     fine = Asked(1e-9, 1, None, "full", params, np.zeros(3), np.eye(3), 4.0)
-    for federation in (alone, *both):  # where rows differ, so does seeded noise
-        federation.open_private(gaussian_mixture(1), None, Privacy(1.0), noise_seed=0)
-    along = alone.release(fine, "round", 0) * 1.0
+
+    def told(rows: np.ndarray, about: Asked, number: int) -> np.ndarray:
+        # Where rows differ, so does seeded noise.
+        layer = NoisyWorkers(HeldWorkers(as_workers([rows])), NoiseKey(0))
+        return layer.sum(PrivateAsk(about, "round", number))
+
+    along = told(canary, fine, 0)
     scores = [
-        np.array([float(f.release(asked, "round", number) @ along) for number in range(trials)])
-        for f in both
+        np.array([float(told(some, asked, number) @ along) for number in range(trials)])
+        for some in (np.concatenate([rows, canary]), rows)
     ]
     return lower_bound(*scores, DELTA)
 

@@ -16,7 +16,7 @@ import pytest
 import emfed
 from emfed.artifacts.model_card import card_markdown
 from emfed.core.errors import DataError, SettingsError
-from emfed.fitting.private import PrivateRun
+from emfed.fitting.private import PrivateFit
 
 
 def rows(count: int = 9000) -> np.ndarray:
@@ -40,15 +40,15 @@ def test_where_a_sketch_has_few_components_rows_choose_among_more_starts(
     most: int, tried: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Such a sketch is a bad judge of the fits to it."""
-    compared, inner = [], PrivateRun._compare
-    monkeypatch.setattr(PrivateRun, "_most_components", lambda self: most)
+    compared, inner = [], PrivateFit._compare
+    monkeypatch.setattr(PrivateFit, "_most_components", lambda self: most)
     monkeypatch.setattr("emfed.fitting.private.SKETCH_ROWS", 300)
 
-    def counted(self: PrivateRun, starts: Any) -> int:
+    def counted(self: PrivateFit, starts: Any) -> Any:
         compared.append(len(starts))
         return inner(self, starts)
 
-    monkeypatch.setattr(PrivateRun, "_compare", counted)
+    monkeypatch.setattr(PrivateFit, "_compare", counted)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", emfed.EmfedWarning)  # it says that it is not certain
         emfed.fit(emfed.gaussian_mixture(3, "tied"), rows(3000), epsilon=3, noise_seed=0)

@@ -25,12 +25,10 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from emfed.aggregation.integers import Integers, add, high_bits, negative
-from emfed.aggregation.lattice import DIGEST_BYTES, TAG_BYTES, Lattice
+from emfed.aggregation.lattice import DIGEST_BYTES, SMALLEST_SET, TAG_BYTES, Lattice
 from emfed.aggregation.masks import MODULUS, Masking, Opener, TagKey
 from emfed.core.errors import SettingsError, WireError
 
-SMALLEST_SET = 3
-"""Sites in a masked sum, at least: of two, each knows the other's part."""
 SECRET_BYTES = 32
 """Bytes of a secret, a public key and a key."""
 _NONCE_BYTES = 12

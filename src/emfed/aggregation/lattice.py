@@ -40,6 +40,8 @@ FARTHEST = 2.0**900
 it has less than `MOST_BITS`."""
 MOST_ROOM = 1 << 28
 """Bytes of memory that reading a part takes, at most."""
+SMALLEST_SET = 3
+"""Sites in a masked sum, at least: of two, each knows the other's part."""
 TAG_BYTES, DIGEST_BYTES = 16, 8
 """What a part has besides its numbers: a tag, and a digest of the state that it is about."""
 

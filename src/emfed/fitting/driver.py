@@ -25,6 +25,7 @@ from emfed.core.errors import (
     SettingsError,
     known,
 )
+from emfed.core.ledger import Ledger
 from emfed.core.protocols import (
     WHOLE,
     Algorithm,
@@ -36,13 +37,16 @@ from emfed.core.protocols import (
 from emfed.core.records import Records, RoundRecord
 from emfed.core.registry import plain
 from emfed.core.storage import load_checkpoint
+from emfed.core.sums import Sum, drive
 from emfed.core.wording import ByFace, Setting, Wording
+from emfed.fitting import private_in_process as in_process
 from emfed.fitting.candidates import Candidates
 from emfed.fitting.climbing import Climb
 from emfed.fitting.fitted import NOBODY, Fitted, Watch
 from emfed.fitting.interrupting import interrupts
 from emfed.fitting.moving import Moves, can_move
-from emfed.fitting.private import private_result, private_run, remarks_of
+from emfed.fitting.private import PrivateFit, PrivatePlan
+from emfed.fitting.private_result import PrivateChronicle, private_fitted
 from emfed.fitting.remarks import FEWER_COMPONENTS, shortened, unconverged
 from emfed.fitting.rounds import WAIT_SECONDS, WAITS, Run, remembered
 from emfed.fitting.selection import (
@@ -60,9 +64,10 @@ from emfed.fitting.starts import NOT_INSIDE, search
 from emfed.fitting.stopping import PATIENCE, Callback, Monitor, Stop, remaining
 from emfed.fitting.validation import with_validation
 from emfed.models.binding import Bound
+from emfed.models.bounded import check_private
 from emfed.models.components import SMALLEST_COMPONENT
 from emfed.models.side_by_side import MOST_PARTS, SideBySide, SideBySideParameters
-from emfed.network import InProcessFederation
+from emfed.network import InProcessFederation, RayFederation
 from emfed.network.self_check import of_workers
 
 T = TypeVar("T")
@@ -298,17 +303,29 @@ def _compared(course: _Course, hooks: Sequence[Callback], watch: Watch) -> _Cour
 
 def private_fit(settings: FitSettings, federation: Federation, watch: Watch = NOBODY) -> Fitted:
     """A fit with an epsilon: its budget decides how many rounds there are."""
-    run, columns = private_run(settings, federation, watch.checkpoint, watch.resume)
-    stopped = run.until(Stop(run.rounds), watch.callbacks) if run.rounds else "rounds"
-    result = private_result(run, columns, "budget" if stopped == "rounds" else stopped)
-    remarks = remarks_of(run)
-    told = with_setting(result, "remarks", remarks) if remarks else result
-    if not run.compared:
-        return Fitted(told, remarks=tuple(remarks))
-    kept = {"criterion": "bic", "tried": [dict(row) for row in run.compared]}
-    told = with_setting(told, "selection", kept)
-    chosen = Selection(told, run.k, {run.k: told}, run.compared, "bic")
-    return Fitted(told, chosen, remarks=tuple(remarks))
+    if isinstance(federation, InProcessFederation | RayFederation):
+        return in_process.private_fit(settings, federation.workers, watch)
+    models: Sequence[Any] = settings.candidates()
+    largest = max(models, key=lambda model: model.n_components)
+    check_private(largest)
+    opened = federation.open_private(
+        largest, settings.columns, settings.privacy, settings.masks, settings.noise_seed
+    )
+    (width, columns, names), n = opened, federation.size
+    plan = PrivatePlan.of(settings, n, federation.masks, simulated=False)
+    fit = PrivateFit(models, plan, settings.rounds, settings.seed)
+    ledger = Ledger(n, names)
+    federation.attach(ledger)
+    settings = settings.but(columns=columns)
+    course = PrivateChronicle(settings, ledger, watch.callbacks)
+
+    def answer(ask: Any) -> Sum:
+        found = Sum(federation.release(ask.about, ask.purpose, ask.number).astype(float), 0.0)
+        course.note(ask, found, 0.0)
+        return found
+
+    drive(fit.follow(width), answer, course.refuses)
+    return private_fitted(fit, course)
 
 
 def _rounds_twice(

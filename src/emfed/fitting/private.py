@@ -1,47 +1,53 @@
 """Fits whose every answer is private for each row: what a budget buys, and how it is spent.
 
-A private fit asks few questions, each answered by the sum over all rows of a bounded vector, with
-noise that the workers draw (`emfed.models.bounded`, `emfed.core.privacy`). What the server makes of
-the answers costs nothing more. The questions:
+A private fit asks for few sums (`emfed.core.noise.NoisyAsk`), each over all rows of a bounded
+vector, with noise that the workers draw (`emfed.models.bounded`, `emfed.core.privacy`). What
+becomes of the sums costs nothing more. They are:
 
 1. *Columns.* How many rows of each column lie between powers of two, then in 64 bins of the range
    where they lie: a place and a scale for each column, whatever its unit.
 2. *Moments.* The number of rows, the mean and the second moment, in that frame. They give a frame
    in which all rows together are white, and of tied covariances the constant of T.
 3. *Start.* Rounds of EM with several times as many components and one common covariance. They are a
-   sketch of all rows: the server draws rows from it and fits the model to them, with as many
-   attempts as it likes, at no cost. One more question tells how much more log-density all rows
+   sketch of all rows: rows are drawn from it and the model is fitted to them, in as many attempts
+   as one likes, at no cost. One more question tells how much more log-density all rows
    have under each of the best attempts, of every number of components, than under one Gaussian.
 4. *Rounds* of EM from there, as many as were chosen beforehand. The first half are full steps; of
    the others the statistics are averaged, which averages their noise.
 
 `SHARES` says which part of the budget each gets. Factor analysis and probabilistic PCA need the
-moments alone: they get all that the columns leave, and the server fits the model to them.
+moments alone: they get all that the columns leave, and the model is fitted to them.
+
+Between machines all members work out the same. Linear algebra is not the same on all machines to
+the last bit, so what the next sum is about is cut to few bits (`agreed`).
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, final
 
 import numpy as np
 
-from emfed.artifacts.model_card import Facts
-from emfed.artifacts.promises import NOISY, PRIVATE, not_private
-from emfed.artifacts.result import Result
-from emfed.core.errors import CheckpointError, DataError
-from emfed.core.ledger import Ledger
-from emfed.core.privacy import DEVIATION, Privacy, chi_quantile, epsilon_of, kept_square, step_for
-from emfed.core.protocols import Federation, FloatArray, IntArray, ServerState
-from emfed.core.records import RoundRecord
-from emfed.core.registry import plain
-from emfed.core.storage import DISK, Disk, load_checkpoint, save_checkpoint
+from emfed.core.errors import DataError
+from emfed.core.noise import NoisyAsk
+from emfed.core.privacy import (
+    DEVIATION,
+    Privacy,
+    chi_quantile,
+    kept_square,
+    price_on,
+    step_for,
+)
 from emfed.core.streams import Purpose, normals, uniforms
+from emfed.core.sums import Finish, Fit, FloatArray, IntArray, LastSum
+from emfed.data.held import HeldWorkers
 from emfed.data.workers import as_workers
-from emfed.fitting.rounds import Rounds, opening_record
+from emfed.fitting.in_process import fit as fit_here
 from emfed.fitting.settings import FitSettings
 from emfed.models.bounded import (
     CENTRES,
@@ -50,14 +56,13 @@ from emfed.models.bounded import (
     check_private,
     from_integers,
     needs_moments_alone,
+    to_integers,
+    whole_sums,
 )
 from emfed.models.factory import gaussian_mixture
 from emfed.models.matrices import pack, raise_eigenvalues, unpack
 from emfed.models.parameters import GaussianParameters
 from emfed.models.sampling import covariance_parameters
-from emfed.network import StackedFederation
-from emfed.network.inprocess import stand_in
-from emfed.network.prices import Prices
 
 logger = logging.getLogger(__name__)
 SHARES = {"columns": 0.05, "moments": 0.12, "start": 0.31, "selection": 0.05, "rounds": 0.47}
@@ -99,6 +104,9 @@ NOTHING = 0.003
 """Nats a row that are worth less than rows that are not clipped."""
 FEW = 4.0
 """Deviations of the noise: a count below is taken for none."""
+AGREED, AGREED_SCALAR = 20, 30
+"""Bits of matrices and of single numbers that sums are about: roundings of linear algebra are
+beyond."""
 
 
 @final
@@ -113,15 +121,119 @@ class PrivatePlan:
     """Draws of the noise that are in each answer."""
     alone: bool = False
     """Whether the model needs the moments of all rows alone."""
+    masked: bool = False
+    """Whether sums are masked."""
+    noise_seed: int | None = None
+    """What the noise follows from, if that is a number which somebody knows."""
+    simulated: bool = True
+    """Whether all workers are in one process."""
+
+    @classmethod
+    def of(cls, settings: FitSettings, workers: int, masked: bool, simulated: bool) -> PrivatePlan:
+        """What settings buy with so many workers."""
+        privacy = settings.privacy
+        assert privacy is not None
+        models = settings.candidates()
+        for model in models:
+            check_private(model)
+        alone = needs_moments_alone(models[-1])
+        shares = privacy.shares(workers, masked)
+        return cls(privacy, shares, workers, alone, masked, settings.noise_seed, simulated)
+
+    @property
+    def noise(self) -> str:
+        """What the noise follows from, in a few words."""
+        if self.noise_seed is not None:
+            return f"noise_seed {self.noise_seed}"
+        return "a key of the operating system" if self.simulated else "each site's secret"
 
     def step(self, q: int, part: str, count: int) -> float:
         """The lattice of one of ``count`` answers of q numbers."""
         share = (MOMENTS_ALONE if self.alone else SHARES)[part]
-        return step_for(q, self.privacy.mu_squared * share / count, self.shares)
+        step = step_for(q, self.privacy.mu_squared * share / count, self.shares)
+        return _cut(step, AGREED_SCALAR, np.ceil)
 
     def deviation(self, asked: Asked) -> FloatArray:
         """The deviation of the noise in each number of an answer, in its own units."""
         return DEVIATION * np.sqrt(self.draws) * asked.step / asked.scales
+
+
+def _cut(value: float, bits: int, to_whole: Any = np.rint) -> float:
+    """A positive number with so many bits."""
+    fraction, power = np.frexp(value)
+    return float(np.ldexp(to_whole(np.ldexp(fraction, bits)), power - bits))
+
+
+def _cut_all(values: FloatArray) -> FloatArray:
+    """Numbers on one grid, by the largest of them."""
+    # To the nearest power of two: of a largest number 1, a little more or less changes nothing.
+    power = int(np.rint(np.log2(np.abs(values).max())))
+    return np.asarray(np.ldexp(np.rint(np.ldexp(values, AGREED - power)), power - AGREED))
+
+
+def agreed(params: GaussianParameters, kind: str) -> GaussianParameters:
+    """Parameters of so few bits that all members have the same.
+
+    Covariances of several columns are products of such roots, which are exact in doubles.
+    """
+    weights = np.maximum(np.rint(np.ldexp(params.weights, AGREED)), 1.0)
+    means, covariances = np.ldexp(np.rint(np.ldexp(params.means, AGREED)), -AGREED), None
+    if kind in ("diag", "spherical"):
+        fractions, powers = np.frexp(params.covariances)
+        covariances = np.ldexp(np.rint(np.ldexp(fractions, AGREED)), powers - AGREED)
+    else:
+        roots = np.linalg.cholesky(params.covariances)
+        several = roots if roots.ndim == 3 else roots[None]
+        cut = np.stack([_cut_all(root) for root in several]).reshape(roots.shape)
+        covariances = cut @ np.swapaxes(cut, -1, -2)
+    return GaussianParameters(weights / weights.sum(), means, covariances)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class PrivateAsk(NoisyAsk):
+    """A sum over clipped rows, whose noise covers each of them.
+
+    Parameters
+    ----------
+    about : Asked
+        What is summed, and on which lattice.
+    purpose : str
+        The kind of message in the ledger.
+    number : int
+        How many sums the fit was sent before.
+    last : LastSum, optional
+        What the last one said.
+    """
+
+    about: Asked
+    purpose: str
+    number: int
+    last: LastSum | None = None
+
+    @property
+    def size(self) -> int:
+        """How many numbers."""
+        return self.about.size
+
+    @property
+    def cost(self) -> float:
+        """Mu squared."""
+        return price_on(self.about.step, self.size, self.about.shares)
+
+    def whole(self, blocks: Iterable[FloatArray]) -> IntArray:
+        """The sum over the rows of one worker, without noise."""
+        return to_integers(self.about, whole_sums(self.about, blocks))
+
+    def words(self) -> str:
+        """In words."""
+        return f"{self.size} sums over clipped rows, with noise"
+
+    def digest(self) -> bytes:
+        """Of the question with its lattice, and of its place."""
+        told, numbers = self.about.describe()
+        text = json.dumps([told, self.number], sort_keys=True).encode()
+        return hashlib.blake2b(text + numbers.tobytes(), digest_size=16).digest()
 
 
 def too_few(rows: float, plan: PrivatePlan, needed: float) -> DataError:
@@ -156,23 +268,26 @@ class PrivateFrame:
 
 
 @final
-class PrivateRun(Rounds):
-    """A private fit in progress: all that it knows follows from the answers so far.
+class PrivateFit:
+    """A private fit in progress: all that it knows follows from the sums so far.
 
-    So a checkpoint is those answers, and going on is working out the same from them again.
+    Parameters
+    ----------
+    models : sequence of Model
+        The model, or those of several numbers of components.
+    plan : PrivatePlan
+        What the budget buys.
+    rounds : int, optional
+        Rounds at most.
+    seed : int
+        What its start is drawn from.
     """
 
     def __init__(
-        self,
-        federation: Federation,
-        models: Sequence[Any],
-        plan: PrivatePlan,
-        rounds: int,
-        seed: int,
-        ledger: Ledger,
+        self, models: Sequence[Any], plan: PrivatePlan, rounds: int | None = None, seed: int = 0
     ) -> None:
-        super().__init__(ledger, 1)
-        self.federation, self.plan, self.seed, self.rounds = federation, plan, seed, rounds
+        self.plan, self.seed = plan, seed
+        self.rounds = 0 if plan.alone else min(ROUNDS, ROUNDS if rounds is None else rounds)
         self.models = sorted(models, key=lambda model: model.n_components)
         self.model = self.models[-1]
         self.kind = self.model.describe().get("covariance_type", "full")
@@ -181,91 +296,73 @@ class PrivateRun(Rounds):
         """What each number of components gains over one Gaussian, where several were compared."""
         self.gain, self.gain_error = np.inf, 0.0
         """Nats a row that the start gains over one Gaussian, clipped, and the noise in them."""
-        self._told: list[IntArray] = []
-        self._position = 0
-        self._path: Path | None = None
-        self.prices: Prices | None = None
-        """What messages weigh, where a simulation of masked sums makes none."""
-        self.state = ServerState(1, 0, np.empty(0), np.empty(0))
+        self.asked, self.round = 0, 0
+        """How many sums it was sent, and how many rounds it has made."""
+        self.last: LastSum | None = None
+        """What the last round said."""
+        self._heard = hashlib.sha256()
 
-    # Answers.
+    def follow(self, columns: int) -> Fit[PrivateFit]:
+        """The whole fit to rows of so many columns.
 
-    @property
-    def answers(self) -> Sequence[IntArray]:
-        """The sums that were told so far."""
-        return self._told
-
-    def _ask(self, about: Asked, part: str, count: int, purpose: str) -> FloatArray:
-        """The sums over all rows, with noise; the lattice follows from the budget."""
-        asked = replace(
-            about, step=self.plan.step(about.size, part, count), shares=self.plan.shares
-        )
-        if self._position == len(self._told):
-            total = self.federation.release(asked, purpose, self._position)
-            if self.prices is not None:
-                self.prices.release(asked, purpose)
-            self._keep([*self._told, total])
-        total = self._told[self._position]
-        self._position += 1
-        self._last = asked
-        return from_integers(asked, total)
-
-    def keep_at(self, path: Path | None, resume: bool) -> None:
-        """Write every answer to a checkpoint; go on from the one that is there.
-
-        A process that goes on has another key of noise. So it asks for no answer that the
-        checkpoint holds; and nothing has followed yet from one that it does not hold, since an
-        answer is written before it is used.
+        One that is ended in its rounds gives what it has reached.
         """
-        self._path = path
-        if path is None or not (resume and path.exists()):
-            return
-        arrays, about = load_checkpoint(path)
-        known = about.get("fingerprint")
-        if isinstance(known, Mapping) and "private" in known and "noise" not in known:
-            raise CheckpointError(
-                f"{path} is of an earlier release, whose noise in one process followed from the "
-                "seed and can be taken off: start anew, with another file."
-            )
-        if known != self.fingerprint:
-            raise CheckpointError(
-                f"{path} belongs to another run, with other settings: use those, or start anew."
-            )
-        self._told = [arrays[f"{j:04d}"] for j in range(len(arrays))]
+        yield from self.open(columns)
+        self._say()
+        yield from self.start()
+        try:
+            while self.round < self.rounds:
+                yield from self.step()
+        except Finish:
+            pass
+        return self
 
-    @property
-    def fingerprint(self) -> Any:
-        """What tells this run from another."""
-        privacy = self.plan.privacy
-        told = [privacy.epsilon, privacy.delta, self.plan.shares, self.rounds, self.seed]
-        models = [m.describe() for m in self.models]
-        return plain({"model": models, "private": told, "noise": noise_from(self.federation)})
+    def digest(self) -> bytes:
+        """32 bytes of all that it was told and has reached."""
+        found = self._heard.copy()
+        if not self.plan.alone:
+            for array in self.params.arrays().values():
+                found.update(np.ascontiguousarray(array).tobytes())
+        return found.digest()
 
-    def _keep(self, answers: list[IntArray], disk: Disk = DISK) -> None:
-        """Take up these answers, on disk first: what was used once is never asked for again."""
-        if self._path is not None:
-            arrays = {f"{j:04d}": told for j, told in enumerate(answers)}
-            save_checkpoint(self._path, arrays, {"fingerprint": self.fingerprint}, disk)
-        self._told = answers
+    def _say(self) -> None:
+        """What the budget buys, before most of it is spent."""
+        plan, privacy = self.plan, self.plan.privacy
+        promised = f"private: epsilon {privacy.epsilon:g} and delta {privacy.delta:g}"
+        if plan.noise_seed is not None:
+            promised = f"not private: the noise of noise_seed {plan.noise_seed}"
+        logger.info(
+            "%s; %d rounds on about %d rows, and noise will cost about %.2g nats a row",
+            *(promised, self.rounds, self.samples, self.noise_nats),
+        )
+        for remark in self.remarks():
+            logger.warning("%s", remark)
 
-    def save(self, path: str | Path, disk: Disk = DISK, hooks: Any = ()) -> None:
-        """Every answer is on disk already."""
+    def _ask(self, about: Asked, part: str, count: int, purpose: str) -> Fit[FloatArray]:
+        """The sums over all rows, with noise; the lattice follows from the budget."""
+        step = self.plan.step(about.size, part, count)
+        asked = replace(about, step=step, shares=self.plan.shares)
+        told = (yield PrivateAsk(asked, purpose, self.asked, self.last)).value
+        self._heard.update(told.tobytes())
+        self.asked += 1
+        self._last = asked
+        return from_integers(asked, told.astype(np.int64))
 
     # Columns, and all rows together.
 
-    def open(self, columns: int) -> None:
+    def open(self, columns: int) -> Fit[None]:
         """The frame and the second moment of all rows."""
         powers = 2.0 ** np.arange(OCTAVES[0], OCTAVES[1] + 1)
         edges = np.concatenate([-powers[::-1], [0.0], powers])
-        low, high = self._ranges(np.tile(edges, (columns, 1)))
+        low, high = yield from self._ranges(np.tile(edges, (columns, 1)))
         fine = np.linspace(low, high, BINS + 1, axis=1)
-        told = self._ask(Asked(1.0, 1, fine), "columns", 2, "opening").reshape(columns, BINS)
+        told = yield from self._ask(Asked(1.0, 1, fine), "columns", 2, "opening")
         noise = float(self.plan.deviation(self._last)[0])
-        self._moments(*_places(fine, told, noise))
+        yield from self._moments(*_places(fine, told.reshape(columns, BINS), noise))
 
-    def _ranges(self, edges: FloatArray) -> tuple[FloatArray, FloatArray]:
+    def _ranges(self, edges: FloatArray) -> Fit[tuple[FloatArray, FloatArray]]:
         """Between which edges all but a few rows of each column lie."""
-        counts = self._counts(edges)
+        counts = yield from self._counts(edges)
         low, high = [], []
         for column, own in enumerate(counts):
             below = np.cumsum(own) / own.sum()
@@ -275,9 +372,9 @@ class PrivateRun(Rounds):
             high.append(edges[column, last + 1])
         return np.array(low), np.array(high)
 
-    def _counts(self, edges: FloatArray) -> FloatArray:
+    def _counts(self, edges: FloatArray) -> Fit[FloatArray]:
         """Rows in each bin, without those that noise alone may have put there."""
-        told = self._ask(Asked(1.0, 1, edges), "columns", 2, "opening")
+        told = yield from self._ask(Asked(1.0, 1, edges), "columns", 2, "opening")
         noise = self.plan.deviation(self._last)
         counts = np.where(told < FEW * noise, 0.0, told).reshape(len(edges), -1)
         if not (counts.sum(axis=1) > 0).all():
@@ -288,13 +385,14 @@ class PrivateRun(Rounds):
             raise too_few(rows, self.plan, max(10 * limit, rows * limit / fullest))
         return counts
 
-    def _moments(self, place: FloatArray, scale: FloatArray) -> None:
+    def _moments(self, place: FloatArray, scale: FloatArray) -> Fit[None]:
         """The number of rows, their mean and second moment; then a frame that makes them white."""
         d = len(place)
         one = GaussianParameters(np.ones(1), np.zeros((1, d)), np.eye(d)[None])
         first = PrivateFrame(place, np.diag(1 / scale))
-        asked = Asked(1.0, 1, None, "full", one, *self._in(first, WIDE * chi_quantile(0.99, d)))
-        told = self._last_split(self._ask(asked, "moments", 1, "opening"))
+        wide = _cut(WIDE * chi_quantile(0.99, d), AGREED_SCALAR)
+        asked = Asked(1.0, 1, None, "full", one, *self._in(first, wide))
+        told = self._last_split((yield from self._ask(asked, "moments", 1, "opening")))
         noise = self._last_split(self.plan.deviation(self._last))
         self.samples = max(1, round(float(told["mass"][0, 0])))
         error = 2 * float(noise["second"][0, 0]) * np.sqrt(d) / self.samples
@@ -310,8 +408,9 @@ class PrivateRun(Rounds):
             inverse = np.linalg.inv(np.linalg.cholesky(second))
         elif self.kind == "spherical":
             inverse = np.eye(d) / np.sqrt(np.trace(second) / d)
+        inverse = _cut_all(inverse)
         self.moment = inverse @ second @ inverse.T
-        self.frame = PrivateFrame(place + scale * mean, inverse @ np.diag(1 / scale))
+        self.frame = PrivateFrame(place + scale * mean, inverse / scale)
         self._moment_noise = float((self.plan.deviation(self._last) ** 2).sum()) / self.samples**2
         self.radius = self._last.radius if self.plan.alone else self._radius(d)
 
@@ -327,7 +426,7 @@ class PrivateRun(Rounds):
         # Real tails are heavier than a Gaussian's: where noise is nothing, less is clipped.
         while radius < LARGEST_RADIUS / 1.1 and self._noise_at(1.1 * radius) < NOTHING:
             radius *= 1.1
-        return radius
+        return _cut(radius, AGREED_SCALAR)
 
     @staticmethod
     def _in(frame: PrivateFrame, radius: float) -> tuple[FloatArray, FloatArray, float]:
@@ -338,7 +437,7 @@ class PrivateRun(Rounds):
 
     # Start.
 
-    def start(self) -> None:
+    def start(self) -> Fit[None]:
         """A sketch of all rows by many components, and the model that fits it best."""
         if self.plan.alone:
             return
@@ -350,21 +449,31 @@ class PrivateRun(Rounds):
         means = draws * np.sqrt(1 - within)
         params = GaussianParameters(np.full(k, 1 / k), means, self.moment * within)
         for left in reversed(range(START_ROUNDS)):
-            told = self._round(params, CENTRES, "start", START_ROUNDS)
+            told = yield from self._round(params, CENTRES, "start", START_ROUNDS)
             params, lost = self._maximize(told, CENTRES), np.flatnonzero(self._lost)
             if len(lost) < k and len(lost):
                 params = self._without(params, lost) if left else _dropped(params, lost)
-        tried = [(m, start) for m in self.models for start in self._starts(params, m)]
-        self.model, self.params = tried[self._compare(tried)]
-        self.k = self.model.n_components
-        self.radius = self._radius(d)
+        params = agreed(params, CENTRES)
+        tried = [
+            (model, agreed(start, self.kind))
+            for model in self.models
+            for start in self._starts(params, model)
+        ]
+        self.model, start = tried[(yield from self._compare(tried))]
+        self.start_at(start)
+
+    def start_at(self, params: GaussianParameters) -> None:
+        """Rounds begin at these parameters, in the frame."""
+        self.k, self.params = self.model.n_components, params
+        self.radius = self._radius(len(self.frame.origin))
+        self._statistics: dict[str, FloatArray] | None = None
 
     def _without(self, params: GaussianParameters, lost: IntArray) -> GaussianParameters:
         """Components without rows take a half of the heaviest, somewhere within them."""
         weights, means = params.weights.copy(), params.means.copy()
         weights[lost] = 0.0
         root = np.linalg.cholesky(params.covariances)
-        at = normals(self.seed, self._position, Purpose.START, lost, means.shape[1]) @ root.T
+        at = normals(self.seed, self.asked, Purpose.START, lost, means.shape[1]) @ root.T
         for j, off in zip(lost.tolist(), at, strict=True):
             heaviest = int(np.argmax(weights))
             weights[[j, heaviest]] = weights[heaviest] / 2
@@ -388,16 +497,16 @@ class PrivateRun(Rounds):
             fits.append(_as_kind(common, self.kind))
         return fits
 
-    def _compare(self, tried: Sequence[tuple[Any, GaussianParameters]]) -> int:
+    def _compare(self, tried: Sequence[tuple[Any, GaussianParameters]]) -> Fit[int]:
         """The best start; with several numbers of components, of the fewest that are enough.
 
         Enough are those than which no more are better by BIC by two deviations of the noise. What
         is asked for is the gain over one Gaussian.
         """
         d, place = len(self.frame.origin), self._in(self.frame, COMPARED_NATS)
-        one = _as_kind(self._unit(1), self.kind)
+        one = agreed(_as_kind(self._unit(1), self.kind), self.kind)
         asked = Asked(1.0, 1, None, self.kind, one, *place, tuple(start for _, start in tried))
-        gains = self._ask(asked, "selection", 1, "question") / self.samples
+        gains = (yield from self._ask(asked, "selection", 1, "question")) / self.samples
         self.gain_error = float(self.plan.deviation(self._last)[0]) / self.samples
         numbers = np.array([model.n_components for model, _ in tried])
         count = [k - 1 + k * d + covariance_parameters(self.kind, k, d) for k in numbers.tolist()]
@@ -438,55 +547,42 @@ class PrivateRun(Rounds):
         self, params: GaussianParameters, model: Any, attempt: int, n_init: int
     ) -> GaussianParameters:
         """An ordinary fit of the model to rows drawn from the sketch."""
-        from emfed.fitting.driver import run_fit
-
         sketch = uniforms(self.seed, 1, Purpose.SKETCH, np.arange(SKETCH_ROWS), 1)[:, 0]
         which = np.searchsorted(np.cumsum(params.weights), sketch).clip(0, len(params.weights) - 1)
         d = params.means.shape[1]
         draws = normals(self.seed, 2, Purpose.SKETCH, np.arange(SKETCH_ROWS), d)
         rows = params.means[which] + draws @ np.linalg.cholesky(params.covariances).T
         settings = FitSettings(model, n_init=n_init, tol=1e-4, rounds=100, seed=self.seed + attempt)
-        fitted = run_fit(settings, StackedFederation(as_workers([rows])))
-        found = fitted.result.params
+        found = fit_here(settings, HeldWorkers(as_workers([rows]))).result.params
         return GaussianParameters(found.weights, found.means, found.covariances)
 
     # Rounds.
 
-    def begin(self) -> None:
-        """Statistics that the start implies."""
-        self._statistics: dict[str, FloatArray] | None = None
-        self._record(opening_record(self.federation.size, self.evaluations))
-
-    def step(self) -> RoundRecord:
+    def step(self) -> Fit[None]:
         """One round: a full step, or one that averages."""
-        number = self.state.round
-        told = self._round(self.params, self.kind, "rounds", self.rounds)
-        before, late = self._statistics, number - (self.rounds + 1) // 2
+        told = yield from self._round(self.params, self.kind, "rounds", self.rounds)
+        before, late = self._statistics, self.round + 1 - (self.rounds + 1) // 2
         gamma = 1.0 if before is None or late < 1 else 1 / (late + 1)
         now = (
             told if before is None else {n: before[n] + gamma * (told[n] - before[n]) for n in told}
         )
         moved = sum(float(((now[n] - before[n]) ** 2).sum()) for n in now) if before else 0.0
         self._statistics = now
-        self.params = self._maximize(now, self.kind)
-        self.state = replace(self.state, round=number + 1)
-        size = self.federation.size
-        # Without the time that it took: that follows from the rows themselves.
-        record = replace(
-            opening_record(size, self.samples), round=number, squared_H=moved, step_size=gamma
-        )
-        return self._record(record)
+        self.params = agreed(self._maximize(now, self.kind), self.kind)
+        self.round += 1
+        self.last = LastSum(0, np.inf, squared=moved, step_size=gamma)
 
     def _round(
         self, params: GaussianParameters, kind: str, part: str, count: int
-    ) -> dict[str, FloatArray]:
+    ) -> Fit[dict[str, FloatArray]]:
         """Statistics per row at some parameters.
 
         Moments come about each component, in its own metric, and are carried into the frame; of
         tied covariances it is the one within components, which noise spoils least.
         """
+        params = agreed(params, kind)
         asked = Asked(1.0, 1, None, kind, params, *self._in(self.frame, self.radius))
-        told = self._ask(asked, part, count, "start" if part == "start" else "round")
+        told = yield from self._ask(asked, part, count, "start" if part == "start" else "round")
         noise = self._last_split(self.plan.deviation(self._last) / self.samples)
         found = self._last_split(told / self.samples)
         mass, roots, means = found["mass"], self._last.roots, params.means
@@ -545,6 +641,29 @@ class PrivateRun(Rounds):
         """
         return self._moment_noise / 2 if self.plan.alone else self._noise_at(self.radius)
 
+    def remarks(self) -> list[str]:
+        """What a user should know."""
+        private = self.plan.noise_seed is None
+        amount, less = ("epsilon", "a larger epsilon") if private else ("noise", "less noise")
+        out, mend = [], f"Use more rows, {less}, fewer columns, or fewer components."
+        if self.noise_nats > WORTH_TELLING:
+            out.append(
+                f"too few rows for this {amount}: the noise costs about {self.noise_nats:.2g} nats "
+                f"a row, which may be more than the components are worth. {mend}"
+            )
+        if self.unsure:
+            out.append(
+                f"the start of this fit is not certain: at this {amount} about {self.sketched} "
+                f"groups of rows stand out of the noise, which is few for {self.k} components. One "
+                f"of them may be missing. {mend}"
+            )
+        if self.k > 1 and self.gain < 2 * self.gain_error:
+            out.append(
+                f"at this {amount} the components of the start cannot be told from one Gaussian: "
+                f"they gain {self.gain:.2g} nats a row, give or take {self.gain_error:.2g}. {mend}"
+            )
+        return out
+
     def _noise_at(self, radius: float) -> float:
         averaged = self.rounds - (self.rounds + 1) // 2 + 1
         asked = Asked(1.0, 1, None, self.kind, self._unit(self.k), *self._in(self.frame, radius))
@@ -580,13 +699,11 @@ class PrivateRun(Rounds):
 
     def _from_moments(self) -> tuple[Any, FloatArray, Mapping[str, FloatArray]]:
         """An ordinary fit to rows that have the mean and the covariance that were told."""
-        from emfed.fitting.driver import run_fit
-
         d, inverse = len(self.frame.origin), np.linalg.inv(self.frame.matrix)
         root = np.sqrt(d) * inverse @ np.linalg.cholesky(self.moment)
         rows = self.frame.origin + np.concatenate([root.T, -root.T])
         settings = FitSettings(self.model, algorithm="em", seed=self.seed)
-        found = run_fit(settings, StackedFederation(as_workers([rows]))).result
+        found = fit_here(settings, HeldWorkers(as_workers([rows]))).result
         assert found.pooled_summary is not None
         return found.model, found.statistics, found.pooled_summary
 
@@ -615,7 +732,9 @@ def _places(edges: FloatArray, told: FloatArray, noise: float) -> tuple[FloatArr
         spread, error = float(own @ apart) / rows, noise * float(np.sqrt(apart @ apart)) / rows
         if spread < 2 * error:
             place[j], spread = x.mean(), (x[-1] - x[0]) ** 2 / 12
-        scale[j] = np.sqrt(spread + width[j] ** 2 / 12)
+        scale[j] = _cut(np.sqrt(spread + width[j] ** 2 / 12), AGREED)
+        unit = np.ldexp(1.0, int(np.frexp(scale[j])[1]) - AGREED)
+        place[j] = np.rint(place[j] / unit) * unit
     return place, scale
 
 
@@ -667,138 +786,3 @@ def _as_kind(tied: GaussianParameters, kind: str) -> GaussianParameters:
         "spherical": np.full(k, squares.mean()),
     }
     return GaussianParameters(tied.weights, tied.means, given[kind])
-
-
-def remarks_of(run: PrivateRun) -> list[str]:
-    """What a user should know."""
-    private = run.federation.noise_seed is None
-    amount, less = ("epsilon", "a larger epsilon") if private else ("noise", "less noise")
-    out, mend = [], f"Use more rows, {less}, fewer columns, or fewer components."
-    if run.noise_nats > WORTH_TELLING:
-        out.append(
-            f"too few rows for this {amount}: the noise costs about {run.noise_nats:.2g} nats a "
-            f"row, which may be more than the components are worth. {mend}"
-        )
-    if run.unsure:
-        out.append(
-            f"the start of this fit is not certain: at this {amount} about {run.sketched} groups "
-            f"of rows stand out of the noise, which is few for {run.k} components. One of them may "
-            f"be missing. {mend}"
-        )
-    if run.k > 1 and run.gain < 2 * run.gain_error:
-        out.append(
-            f"at this {amount} the components of the start cannot be told from one Gaussian: they "
-            f"gain {run.gain:.2g} nats a row, give or take {run.gain_error:.2g}. {mend}"
-        )
-    return out
-
-
-def noise_from(federation: Federation) -> str:
-    """What the noise follows from, in a few words, for results and checkpoints."""
-    if federation.noise_seed is not None:
-        return f"noise_seed {federation.noise_seed}"
-    return "each site's secret" if federation.carries_bytes else "a key of the operating system"
-
-
-def promise_of(run: PrivateRun) -> Mapping[str, Any]:
-    """What the fit promises of each row; of seeded noise: that it promises nothing."""
-    privacy, n, seed = run.plan.privacy, run.federation.size, run.federation.noise_seed
-    if seed is not None:
-        why = f"its noise follows from noise_seed {seed}, and whoever knows that can take it off"
-        return not_private(why, noise_seed=seed)
-    spent = {
-        "private": True,
-        "noise": noise_from(run.federation),
-        "epsilon": epsilon_of(privacy.mu_squared, privacy.delta),
-        "delta": privacy.delta,
-        "shares": run.plan.shares,
-        "mu_squared": privacy.mu_squared,
-        "neighbours": "one row more or less",
-    }
-    whom = f"any {n - run.plan.shares} of the others"
-    if not run.federation.masks:
-        whom = "all others: each site added all of the noise by itself"
-    words = (
-        f"private: epsilon {spent['epsilon']:.4g} and delta {privacy.delta:g} for each row of each "
-        f"of {n} sites, against the server and {whom}; the noise costs about {run.noise_nats:.2g} "
-        "nats a row"
-    )
-    return spent | {"words": words}
-
-
-def private_result(run: PrivateRun, columns: Any, stopped: str) -> Result:
-    """The result of a private fit."""
-    model, statistics, summary = run.bound()
-    promise, n = promise_of(run), run.federation.size
-    each, rest = divmod(run.samples, n)
-    rows = np.full(n, each) + (np.arange(n) < rest)
-    told = {
-        "algorithm": {
-            "algorithm": PRIVATE if promise["private"] else NOISY,
-            "rounds": run.rounds,
-        },
-        "privacy": promise,
-        "masks": run.federation.masks,
-    }
-    return Result(
-        model=model,
-        params=model.to_user(model.maximize(statistics)),
-        records=run.records,
-        stopped=stopped,
-        seed=run.seed,
-        statistics=statistics,
-        ledger=run.ledger,
-        columns=columns,
-        worker_weights=np.full(n, 1 / n),
-        samples=run.samples,
-        facts=Facts(rows, plain(told), not run.federation.carries_bytes),
-        pooled_summary=summary,
-        confirmed=True,
-    )
-
-
-def private_run(
-    settings: FitSettings, federation: Federation, checkpoint: Path | None, resume: bool
-) -> tuple[PrivateRun, tuple[str, ...] | None]:
-    """Everyone joins; the opening and the start of a private fit, ready for its rounds.
-
-    Three workers or more tell masked sums unless ``masks`` is False. One or two have nobody to hide
-    among. Without masks each adds all of the noise by itself, so that its rows are as private as
-    the run says whatever others do; the sum has sqrt(n) times as much of it.
-    """
-    models: Sequence[Any] = settings.candidates()
-    for model in models:
-        check_private(model)
-    model = max(models, key=lambda model: model.n_components)  # whose statistics are most
-    privacy = settings.privacy
-    assert privacy is not None
-    opened = federation.open_private(
-        model, settings.columns, privacy, settings.masks, settings.noise_seed
-    )
-    (width, columns, names), n = opened, federation.size
-    ledger = Ledger(n, names)
-    if federation.carries_bytes:
-        federation.attach(ledger)
-    alone = needs_moments_alone(model)
-    rounds = 0 if alone else min(ROUNDS, ROUNDS if settings.rounds is None else settings.rounds)
-    shares = privacy.shares(n, federation.masks)
-    plan = PrivatePlan(privacy, shares, n, alone)
-    run = PrivateRun(federation, models, plan, rounds, settings.seed, ledger)
-    if not federation.carries_bytes:
-        run.prices = Prices(ledger, n, federation.masks)
-        shapes = {n: v.shape[1:] for n, v in stand_in(model, width).summaries.items()}
-        run.prices.open_private(model, shapes, (settings.columns, columns), privacy)
-    run.keep_at(checkpoint, resume)
-    run.open(width)
-    promised = f"private: epsilon {privacy.epsilon:g} and delta {privacy.delta:g}"
-    if settings.noise_seed is not None:
-        promised = f"not private: the noise of noise_seed {settings.noise_seed}"
-    logger.info(
-        "%s; %d rounds on about %d rows, and noise will cost about %.2g nats a row",
-        *(promised, rounds, run.samples, run.noise_nats),
-    )
-    for remark in remarks_of(run):
-        logger.warning("%s", remark)
-    run.start()
-    run.begin()
-    return run, columns

@@ -40,7 +40,8 @@ from collections.abc import Callable, Sequence
 from enum import Enum, auto
 from typing import final
 
-from emfed.aggregation.keys import SMALLEST_SET, check_run_key
+from emfed.aggregation.keys import check_run_key
+from emfed.aggregation.lattice import SMALLEST_SET
 from emfed.core.errors import WireError
 from emfed.network.exchange.statements import (
     START,
