@@ -56,7 +56,7 @@ def private_fit(settings: FitSettings, workers: AskedWorkers, watch: Watch = NOB
 
 def begun(
     settings: FitSettings, workers: AskedWorkers, watch: Watch = NOBODY
-) -> tuple[PrivateFit, Answers, int]:
+) -> tuple[PrivateFit, PrivateCourse, int]:
     """A private fit that has asked for nothing yet, who answers it, and the number of columns."""
     workers = workers.view(None if settings.columns is None else tuple(settings.columns))
     settings = of_named_columns(settings, workers.columns).but(columns=workers.columns)
@@ -65,7 +65,7 @@ def begun(
     plan = PrivatePlan.of(settings, n, masked, simulated=True)
     width = workers.everywhere(partial(_check, models[0]))[0]
     fit = PrivateFit(models, plan, settings.rounds, settings.seed)
-    return fit, Answers(settings, workers, watch, fit), width
+    return fit, PrivateCourse(settings, workers, watch, fit), width
 
 
 def _check(model: Model, data: Workers) -> int:
@@ -76,7 +76,7 @@ def _check(model: Model, data: Workers) -> int:
 
 
 @final
-class Answers(PrivateChronicle):
+class PrivateCourse(PrivateChronicle):
     """The noisy sums of a private fit in this process.
 
     A process that goes on has another key of noise. So it asks for no sum that the checkpoint
