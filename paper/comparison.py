@@ -38,7 +38,7 @@ THIN = 20
 """Every twentieth hour of Beijing is taken, so that all methods and seeds take minutes."""
 AIR = ("PM2.5", "PM10", "SO2", "NO2", "CO", "O3", "TEMP", "PRES", "DEWP", "WSPM")
 STORM = ("lat", "long", "wind", "pressure")
-Method = Literal[
+MethodName = Literal[
     "pooled EM",
     "FedEM",
     "VR-FedEM",
@@ -82,7 +82,7 @@ class MethodSettings:
     """Everything that decides a run but the seed; the keys of ``config.toml``."""
 
     data: Literal["mnist", "beijing", "storms", "simulated"] = "simulated"
-    method: Method = "AutoEM"
+    method: MethodName = "AutoEM"
     memories: bool = True
     """Whether FedEM has memories."""
     step_size: float = 1.0
@@ -163,7 +163,7 @@ class MethodSettings:
             "local_steps": ("FedAvg", "SCAFFOLD"),
             "passes": ("FedAvg", "SCAFFOLD"),
             "epsilon": ("private AutoEM",),
-            "rounds": tuple(m for m in get_args(Method) if m not in UNCOUNTED),
+            "rounds": tuple(m for m in get_args(MethodName) if m not in UNCOUNTED),
         }
         return {
             name: value

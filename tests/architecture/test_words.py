@@ -36,7 +36,9 @@ SHARED = {
     "Plan",
     "Precision",
     "Shape",
+    "SiteRules",
     "Summary",
+    "Told",
 }
 """Names that a fit on sums shares with what it replaces, until that goes."""
 MODULES = {"portraits", "durations", "spreads", "siblings", "cards", "contest", "resident", "tape"}

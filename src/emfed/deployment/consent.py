@@ -205,7 +205,7 @@ class OwnerTerms:
             yield from self._about_table(agreement)
             return
         settings = settings_of(agreement.program or {}, agreement.masked)
-        asked = Settings(self, agreement, settings, settings.candidates())
+        asked = AskedSettings(self, agreement, settings, settings.candidates())
         for check_settings in SETTINGS:
             yield check_settings(asked)
         yield self._approved(approvable(asked))
@@ -238,7 +238,7 @@ class OwnerTerms:
 
     def before_pass(self, ask: Ask, rows: float, about: Transcript) -> None:
         """Refuse a pass over the rows, or count it; ``rows`` are those of all sites, if known."""
-        asked = Pass(self, ask, rows, about)
+        asked = AskedPass(self, ask, rows, about)
         with self.lock:
             for check in PASSES:
                 if words := check(asked):
@@ -247,7 +247,7 @@ class OwnerTerms:
 
 @final
 @dataclass(frozen=True, eq=False)
-class Settings:
+class AskedSettings:
     """Settings that a site is asked to follow."""
 
     terms: OwnerTerms
@@ -258,7 +258,7 @@ class Settings:
 
 @final
 @dataclass(frozen=True, eq=False)
-class Pass:
+class AskedPass:
     """A pass over a site's rows that a fit has come to."""
 
     terms: OwnerTerms
@@ -332,7 +332,7 @@ DOCUMENT: tuple[Callable[[OwnerTerms, Agreement], str], ...] = (
 # What the settings mean.
 
 
-def _allows_model(asked: Settings) -> str:
+def _allows_model(asked: AskedSettings) -> str:
     allowed = asked.terms.rules.models
     names = [str(model.describe().get("model")) for model in asked.models]
     refused = [] if allowed is None or ANY in allowed else [n for n in names if n not in allowed]
@@ -341,7 +341,7 @@ def _allows_model(asked: Settings) -> str:
     return f"the owner allows the models {', '.join(allowed) or 'none'}; not {refused[0]!r}."
 
 
-def _allows_columns(asked: Settings) -> str:
+def _allows_columns(asked: AskedSettings) -> str:
     terms = asked.terms
     known, wanted = terms.listed or terms.rows.data.columns, asked.settings.columns
     if terms.rules.any_columns or known is None or {*(wanted or ())} >= {*known}:
@@ -352,20 +352,20 @@ def _allows_columns(asked: Settings) -> str:
     )
 
 
-def _makes_full_passes(asked: Settings) -> str:
+def _makes_full_passes(asked: AskedSettings) -> str:
     method = asked.settings.method(len(asked.agreement.sites)).describe()
     if asked.terms.rules.mini_batches or not method.get("batch_size"):
         return ""
     return "the owner answers with full passes, not with mini-batches (mini_batches in its rules)."
 
 
-def _keeps_clusters(asked: Settings) -> str:
+def _keeps_clusters(asked: AskedSettings) -> str:
     if asked.terms.rules.own_clusters or asked.settings.start != "merge":
         return ""
     return "the owner tells no clusters of its own rows (own_clusters): ask for another start."
 
 
-def _is_private(asked: Settings) -> str:
+def _is_private(asked: AskedSettings) -> str:
     privacy, rules = asked.settings.privacy, asked.terms.rules
     if privacy is None and rules.largest_epsilon is not None:
         return "the owner takes part in private runs alone: give the run an epsilon."
@@ -410,7 +410,7 @@ TABLE: tuple[Callable[[OwnerTerms, SharedTable], str], ...] = (
 """Checked before a person is asked about a table."""
 
 
-SETTINGS: tuple[Callable[[Settings], str], ...] = (
+SETTINGS: tuple[Callable[[AskedSettings], str], ...] = (
     _is_private,
     _allows_model,
     _allows_columns,
@@ -428,7 +428,7 @@ def _has_rows(terms: OwnerTerms) -> str:
     return "" if enough else "the owner answers for more rows than there are here."
 
 
-def _counts_rows(asked: Settings) -> str:
+def _counts_rows(asked: AskedSettings) -> str:
     models = asked.terms.rows.bound(asked.models)
     counted = [model.group_shares(np.zeros(model.layout.size)).size > 0 for model in models]
     if asked.terms.rules.models is not None or all(counted):
@@ -439,7 +439,7 @@ def _counts_rows(asked: Settings) -> str:
     )
 
 
-def _spares_rows(asked: Settings) -> str:
+def _spares_rows(asked: AskedSettings) -> str:
     """Without masks the site's own rows count; with masks those of all, see `PASSES`."""
     if asked.agreement.masked:
         return ""
@@ -471,7 +471,7 @@ def _changed_enough(terms: OwnerTerms) -> str:
     return ""
 
 
-ROWS: tuple[Callable[[Settings], str], ...] = (
+ROWS: tuple[Callable[[AskedSettings], str], ...] = (
     _counts_rows,
     _spares_rows,
 )
@@ -481,7 +481,7 @@ ROWS: tuple[Callable[[Settings], str], ...] = (
 # What a fit has come to.
 
 
-def _adds_up_with(asked: Pass) -> str:
+def _adds_up_with(asked: AskedPass) -> str:
     """Two sums over sets that differ by one site differ by its part."""
     terms, members = asked.terms, asked.about.members
     if terms.memory is None or not asked.about.agreement.masked:
@@ -495,12 +495,12 @@ def _adds_up_with(asked: Pass) -> str:
     )
 
 
-def _has_spare_rows(asked: Pass) -> str:
+def _has_spare_rows(asked: AskedPass) -> str:
     masked = asked.about.agreement.masked
     return _too_few(asked.terms, asked.rows) if masked and asked.rows else ""
 
 
-def _has_no_thin_component(asked: Pass) -> str:
+def _has_no_thin_component(asked: AskedPass) -> str:
     """By what the sums said: all sites judge alike, so a refusal is no word about any one site."""
     least = asked.terms.rules.smallest_component
     if least is None or not asked.rows or not asked.about.agreement.masked:
@@ -524,7 +524,7 @@ def _places(ask: Ask) -> Iterator[tuple[Model, FloatArray]]:
         yield ask.model, ask.statistics
 
 
-def _is_counted(asked: Pass) -> str:
+def _is_counted(asked: AskedPass) -> str:
     """The last check, since it spends: refusals and repeats after a restart count, too."""
     return _counted(asked.terms)
 
@@ -542,7 +542,7 @@ def _counted(terms: OwnerTerms) -> str:
     )
 
 
-PASSES: tuple[Callable[[Pass], str], ...] = (
+PASSES: tuple[Callable[[AskedPass], str], ...] = (
     _adds_up_with,
     _has_spare_rows,
     _has_no_thin_component,
@@ -551,7 +551,7 @@ PASSES: tuple[Callable[[Pass], str], ...] = (
 """Checked before each pass over the rows."""
 
 
-def approvable(asked: Settings) -> dict[str, Any]:
+def approvable(asked: AskedSettings) -> dict[str, Any]:
     """What a person agrees to: an answer holds for all later runs of the same fit."""
     privacy = asked.settings.privacy
     return {

@@ -35,12 +35,10 @@ class PrivateChronicle(Chronicle):
             self.complete(ask.last)
         return super().refuses(ask)
 
-    def _record(self, ask: Ask, found: Sum, seconds: float, last: LastSum | None) -> RoundRecord:
+    def _record(self, ask: Ask, found: Sum, last: LastSum | None) -> RoundRecord:
         squared, step = (0.0, 1.0) if last is None else (last.squared or 0.0, last.step_size)
         self._evaluations += self.count
-        return replace(
-            self._before, round=len(self.records), squared_H=squared, step_size=step, seconds=0.0
-        )
+        return replace(self._before, squared_H=squared, step_size=step)
 
 
 def promise_of(fit: PrivateFit) -> Mapping[str, Any]:
