@@ -56,6 +56,14 @@ def settle(states: States, counted: IntArray, generation: int) -> IntArray:
     return np.flatnonzero(counted != states["counted_at"])
 
 
+def believed(states: States, counted: IntArray, generation: int) -> FloatArray:
+    """The memories of all workers as the adder believes them, which counted them when."""
+    waiting = (states["pending_at"] == counted) & (counted != NOT_COUNTED)
+    waiting &= states["generation"] == generation
+    known = (states["generation"] == generation)[:, None]
+    return np.where(known, states["memory"], 0.0) + waiting[:, None] * states["pending"]
+
+
 @final
 @dataclass
 class Total:

@@ -69,7 +69,7 @@ class Chronicle:
 
     def note(self, ask: Ask, found: Sum, seconds: float) -> None:
         """Keep an exchange until the fit has looked at it."""
-        self._evaluations += self.count * sum(_passes(one) for one in _joined(ask))
+        self._evaluations += self.count * sum(_passes(one) for one in joined(ask))
         self._pending = (ask, found, seconds)
 
     def note_heard(self, ask: Gather | Gathers, found: Sequence[Answers], seconds: float) -> None:
@@ -205,7 +205,7 @@ def looks(ask: Any) -> Iterator[Statistics]:
 
     Of rounds in which workers are heard one by one, what would tell the same of everyone.
     """
-    for one in _joined(ask):
+    for one in joined(ask):
         if isinstance(one, Innovations):
             yield Statistics(one.method.model, one.server.statistics, EXACT)
         elif isinstance(one, Tracked):
@@ -214,7 +214,8 @@ def looks(ask: Any) -> Iterator[Statistics]:
             yield one
 
 
-def _joined(ask: Any) -> Sequence[Any]:
+def joined(ask: Any) -> Sequence[Any]:
+    """All that share an exchange."""
     if isinstance(ask, Gathers):
         return ask.gathers
     return ask.asks if isinstance(ask, Joint) else (ask,)

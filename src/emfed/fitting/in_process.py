@@ -8,13 +8,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, final
 
 import numpy as np
 
-from emfed.aggregation.coded import ENVELOPE_DOWN, ENVELOPE_UP, CodedSums
+from emfed.aggregation.coded import ENVELOPE_DOWN, ENVELOPE_UP, CodedSums, Presence
 from emfed.aggregation.gathered import GatheredAnswers
 from emfed.aggregation.simulated import SimulatedSums
 from emfed.artifacts.model_card import Facts
@@ -27,6 +27,7 @@ from emfed.core.sums import (
     Ask,
     AskedWorkers,
     Finish,
+    Fit,
     FloatArray,
     Gather,
     Gathers,
@@ -77,6 +78,52 @@ def fit(settings: FitSettings, workers: AskedWorkers, watch: Watch = NOBODY) -> 
     >>> fit(settings, HeldWorkers(data)).result.converged
     True
     """
+    begun = begin(settings, workers, watch)
+    course, program = begun.course, begun.program
+    with columns_named(begun.workers.columns), interrupts() as interrupted:
+        course.interrupted = interrupted
+        try:
+            outcome = drive(program, course.answer, course.refuses)
+        except Finish as finish:
+            if course.stopped == INTERRUPTED:
+                raise KeyboardInterrupt from finish
+            raise
+        except Exception as error:
+            course.stopped = "error"
+            with suppress(Exception):  # what is reached may be what cannot be computed
+                reached = finished(program, Finish("error"))
+                told = replace(begun, settings=begun.settings.but(scores=False)).fitted(reached)
+                setattr(error, "result", told.result)  # noqa: B010 (any exception)
+            raise
+        course.complete(LastSum(0, outcome.final.estimate.left))
+    course.save()
+    return begun.fitted(outcome)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Begun:
+    """A fit that has asked for nothing yet, and who answers it."""
+
+    settings: FitSettings
+    workers: AskedWorkers
+    weights: FloatArray
+    """w_i."""
+    course: Course
+    program: Fit[Conclusion]
+
+    def fitted(self, outcome: Conclusion) -> Fitted:
+        """What the fit came to, with remarks and what everyone is asked at the end."""
+        return _fitted(self.settings, self.workers, self.weights, self.course, outcome)
+
+
+def begin(
+    settings: FitSettings,
+    workers: AskedWorkers,
+    watch: Watch = NOBODY,
+    present: Presence | None = None,
+) -> Begun:
+    """Check that settings and rows go together; ``present`` says whose messages arrive."""
     check_suits(settings, workers)
     columns = None if settings.columns is None else tuple(settings.columns)
     workers = workers.view(columns)
@@ -87,7 +134,6 @@ def fit(settings: FitSettings, workers: AskedWorkers, watch: Watch = NOBODY) -> 
     own = settings.weights != "samples" if isinstance(settings.weights, str) else True
     if own:
         workers = workers.view(columns, weights * workers.totals.sum())
-    course = Course(settings, workers, watch)
     n = len(workers.totals)
 
     def sketch(model: Any, seed: int) -> Any:
@@ -101,24 +147,7 @@ def fit(settings: FitSettings, workers: AskedWorkers, watch: Watch = NOBODY) -> 
         bool(settings.masks),
         workers.streaming,
     )
-    with columns_named(workers.columns), interrupts() as interrupted:
-        course.interrupted = interrupted
-        try:
-            outcome = drive(program, course.answer, course.refuses)
-        except Finish as finish:
-            if course.stopped == INTERRUPTED:
-                raise KeyboardInterrupt from finish
-            raise
-        except Exception as error:
-            course.stopped = "error"
-            with suppress(Exception):  # what is reached may be what cannot be computed
-                reached = finished(program, Finish("error"))
-                told = _fitted(settings.but(scores=False), workers, weights, course, reached)
-                setattr(error, "result", told.result)  # noqa: B010 (any exception)
-            raise
-        course.complete(LastSum(0, outcome.final.estimate.left))
-    course.save()
-    return _fitted(settings, workers, weights, course, outcome)
+    return Begun(settings, workers, weights, Course(settings, workers, watch, present), program)
 
 
 def of_named_columns(settings: FitSettings, columns: tuple[str, ...] | None) -> FitSettings:
@@ -133,16 +162,22 @@ def of_named_columns(settings: FitSettings, columns: tuple[str, ...] | None) -> 
 class Course(Chronicle):
     """The exchanges of a fit in this process: who answers, and what a checkpoint has of them."""
 
-    def __init__(self, settings: FitSettings, workers: AskedWorkers, watch: Watch) -> None:
+    def __init__(
+        self,
+        settings: FitSettings,
+        workers: AskedWorkers,
+        watch: Watch,
+        present: Presence | None = None,
+    ) -> None:
         n, count = len(workers.totals), int(workers.counts.sum())
         super().__init__(settings, Ledger(n, workers.names), watch.callbacks, count=count)
         self.workers, self.watch = workers, watch
         self.sums: SimulatedSums | CodedSums = (
-            CodedSums(workers, settings.seed, ledger=self.ledger)
+            CodedSums(workers, settings.seed, present, self.ledger)
             if are_many(n, bool(settings.masks))
             else SimulatedSums(workers, n, settings.seed, self.ledger)
         )
-        self.gathers = GatheredAnswers(workers, ledger=self.ledger)
+        self.gathers = GatheredAnswers(workers, present, self.ledger)
         self.known_sums = KnownSums(self._about())
         self._known = 0
         """Sums that came from a file."""

@@ -13,6 +13,7 @@ from typing import Any, final
 
 import numpy as np
 
+from emfed.aggregation.coded import Presence, Present
 from emfed.core.errors import (
     ParticipationError,
     ServerCrash,
@@ -37,6 +38,7 @@ from emfed.core.protocols import (
     WorkerStates,
 )
 from emfed.core.streams import Purpose, check_seed, uniforms
+from emfed.core.sums import AskedWorkers
 
 
 @final
@@ -112,6 +114,34 @@ class FaultPlan:
             check_count("away from exchange", first)
             if last is not None:
                 check_count("away until exchange", last, first)
+
+    def presence(self, workers: int) -> Presence:
+        """Whose messages arrive, of so many workers.
+
+        Faults strike rounds: all else is repeated until it is whole. What is late has missed its
+        exchange.
+        """
+        everyone = np.arange(workers, dtype=np.int64)
+
+        def present(ask: Any, exchange: int) -> Present:
+            if ask.purpose != "round":
+                return Present(everyone, everyone)
+            u = uniforms(self.seed, exchange, Purpose.FAULTS, everyone, len(_PER_WORKER))
+            struck = {name: u[:, j] < getattr(self, name) for j, name in enumerate(_PER_WORKER)}
+            deaf = struck["lose_request"] | struck["delay_request"] | struck["crash_before_answer"]
+            mute = struck["crash_after_persist"] | struck["lose_reply"] | struck["delay_reply"]
+            for worker, (first, last) in self.away.items():
+                deaf[worker] |= first <= exchange and (last is None or exchange < last)
+            crash = uniforms(self.seed, exchange, Purpose.CRASHES, _NETWORK, 1)[0, 0]
+            return Present(
+                np.flatnonzero(~deaf),
+                np.flatnonzero(~(deaf | mute)),
+                np.flatnonzero(struck["lose_disk"]),
+                np.flatnonzero(struck["repeat_request"]),
+                bool(crash < self.crash_server),
+            )
+
+        return present
 
 
 _NETWORK = np.zeros(1, dtype=np.int64)
@@ -267,6 +297,17 @@ class FaultyFederation(Federation):
     def _server_crashes(self, now: int) -> bool:
         u = uniforms(self.plan.seed, now, Purpose.CRASHES, _NETWORK, 1)
         return bool(u[0, 0] < self.plan.crash_server)
+
+    @property
+    def workers(self) -> AskedWorkers:
+        """Those of the federation inside."""
+        workers: AskedWorkers = getattr(self.inner, "workers")  # noqa: B009
+        return workers
+
+    @property
+    def present(self) -> Presence:
+        """Whose messages arrive."""
+        return self.plan.presence(self.size)
 
     @property
     def size(self) -> int:
