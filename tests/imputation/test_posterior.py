@@ -19,8 +19,6 @@ from emfed.imputation.posterior import (
     Posterior,
     _log_determinant,
     _log_determinants,
-    dispersion,
-    steadier,
 )
 from emfed.imputation.sweeps import Solver
 
@@ -97,37 +95,6 @@ def test_no_cell_is_expected_to_hold_more_than_was_ever_counted(family: str) -> 
         rtol=3e-4,
         atol=1e-3,
     )
-
-
-def test_draws_about_the_optimum_have_its_values_as_their_means() -> None:
-    rng = np.random.default_rng(3)
-    site, time = np.indices((15, 20)).reshape(2, -1)
-    flocks = np.exp(3 + rng.normal(size=15)[site]) * rng.gamma(0.2, 5.0, len(site))
-    cells = Cells(site, time, np.ones(300), rng.poisson(flocks) * 1.0, (15, 20))
-    fit = Solver(FAMILIES["poisson"], Structure(0, 1.0, 20.0, 20.0))
-    params = fit.fit(cells)
-    assert dispersion(fit.family, cells, params) > 10
-    steadier(fit, cells, params, 0)  # whichever it finds here
-    drawn = Posterior(fit, cells, params, 0, 20)
-    plain, everyone = drawn.moments(site, time), np.arange(15)
-    drawn.centre = params
-    about = drawn.moments(site, time)
-    optimum = np.minimum(np.exp(params.theta(site, time)), drawn.largest)
-    assert np.allclose(about.value, optimum)
-    assert not np.allclose(plain.value, optimum, rtol=0.05)
-    assert np.allclose(about.value_variance / about.value**2, plain.value_variance / plain.value**2)
-    by_time = np.bincount(time, optimum)
-    assert np.allclose(drawn.totals(everyone).mean(axis=0), by_time)
-    assert np.allclose(drawn.site_totals(np.arange(20)).sum(axis=1).mean(), by_time.sum())
-    assert np.allclose(drawn.moved(site, time), np.log(optimum / plain.value))
-
-
-def test_the_optimum_competes_only_where_counts_vary_far_beyond_poisson() -> None:
-    site, time = np.indices((15, 20)).reshape(2, -1)
-    counts = np.random.default_rng(0).poisson(5.0, 300) * 1.0
-    cells = Cells(site, time, np.ones(300), counts, (15, 20))
-    fit = Solver(FAMILIES["poisson"], Structure(0))
-    assert not steadier(fit, cells, fit.fit(cells), 0)
 
 
 @pytest.mark.parametrize("freedom", [7, 1000])

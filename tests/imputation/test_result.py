@@ -245,24 +245,6 @@ def test_an_index_bears_times_at_which_nothing_was_counted() -> None:
         result.index(base="2000")
 
 
-def test_estimates_may_be_those_of_the_optimum_with_bounds_about_them(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("emfed.imputation.result.steadier", lambda *given: True)
-    table = small_table(family="poisson")
-    result = impute(table, structure=Structure(1, 3.0), draws=20)
-    everyone = np.arange(len(table.sites))
-    optimum = np.minimum(np.exp(result.params.dense(everyone)), result.posterior.largest)
-    assert np.allclose(result.moments_of(everyone).value, optimum)
-    trend, index = result.trend(), result.index()
-    assert np.allclose(trend["estimate"], optimum.sum(axis=0))
-    assert ((trend["lower"] < trend["estimate"]) & (trend["estimate"] < trend["upper"])).all()
-    assert ((index["lower"] <= index["index"]) & (index["index"] <= index["upper"])).all()
-    rows, columns = np.indices(table.shape).reshape(2, -1)
-    records = result.draws(rows, columns, 20).mean(axis=0)
-    assert records.sum() == pytest.approx(optimum.sum(), rel=0.1)
-
-
 def test_one_site_has_no_factors() -> None:
     site, time = np.zeros(24, dtype=np.int64), np.arange(24)
     counts = np.random.default_rng(0).poisson(4.0, 24) * 1.0

@@ -27,9 +27,7 @@ Decision: docs/decisions/020-imputation.md
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
-from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import final
@@ -45,7 +43,6 @@ from emfed.core.streams import (
     normals,
     to_normals,
     to_uniforms,
-    uniforms,
     word_source,
 )
 from emfed.imputation.families import CellFamily, CellMoments, Counts, GaussianCells, fallen
@@ -54,7 +51,6 @@ from emfed.imputation.rows import damped, objective
 from emfed.imputation.sweeps import Solver
 from emfed.models.sides import Side, Strength, drift_of, lags_of, line
 
-logger = logging.getLogger(__name__)
 DRAWS = 200
 """Draws that are kept; at least half as many sweeps come before the first."""
 _BURN_IN = 60
@@ -91,11 +87,6 @@ _SIZE_RATE = 4.0
 """The rate of the prior of a factor's size, whose shape is 2, times the root of their number."""
 _SIZES = (1.0, 0.25)
 """Steps of the walk of the logarithm of a factor's size, which records tell badly or well."""
-_DISPERSED, _FEW_CELLS = 10.0, 200
-"""From where on the optimum competes with the means of draws. Beside an additive fit, simulated
-counts have a dispersion of 1.7 to 28, the wood thrush 3.8 and the oystercatcher 1,743."""
-_OUT, _FEW_DRAWS = 0.2, 20
-"""The share of cells that it is judged by, and the draws for it: a third of the chain's cost."""
 _GRID = np.linspace(-10.0, 30.0, 1601)
 """Values of theta between which the mean of a count of log1p is a straight line: to 1e-4 of it."""
 _LOOKED_AT = 997
@@ -176,8 +167,6 @@ class Posterior:
         chain = _Chain(solver, cells, params, seed)
         (rows, columns), width = params.shape, chain.state.params.sites.shape[1]
         self._like, self._typical = params, chain.typical
-        self.centre: TableParameters | None = None
-        """Whose values are the estimates: None for the means of draws; see `steadier`."""
         self._identity = self.family.describe() == GaussianCells().describe()
         mean = self.family.backward(cells.sums / cells.weights)
         self.largest = np.inf if self._identity else float(max(mean.max(), 1.0))
@@ -293,25 +282,7 @@ class Posterior:
                 means[k] += ahead / (index + 1)
                 squares[k] += ahead * (new - means[k])
         spread = [square / max(1, self.count - 1) for square in squares]
-        at = CellMoments(means[0], spread[0], means[-1], spread[-1])
-        if self.centre is None:
-            return at
-        value = self._central(theta_of(self.centre))
-        ratio = value / np.maximum(at.value, 1e-12)
-        log = np.log(np.maximum(ratio, 1e-12))
-        return CellMoments(at.theta + log, at.variance, value, ratio**2 * at.value_variance)
-
-    def _central(self, theta: FloatArray) -> FloatArray:
-        """The expected record at the optimum."""
-        return np.minimum(self.family.value(theta, 0.0), self.largest)
-
-    def moved(self, sites: IntArray, times: IntArray) -> FloatArray | float:
-        """How far theta of all draws is moved at these cells, where they have a centre."""
-        if self.centre is None:
-            return 0.0
-        drawn = replace_centre(self, None).moments(sites, times).value
-        ratio = self._central(self.centre.theta(sites, times)) / np.maximum(drawn, 1e-12)
-        return np.log(np.maximum(ratio, 1e-12))
+        return CellMoments(means[0], spread[0], means[-1], spread[-1])
 
     def capped(self, theta: FloatArray) -> FloatArray:
         """The same theta, at most that of the largest record."""
@@ -341,12 +312,6 @@ class Posterior:
             for start in range(0, len(sites), size):
                 some = sites[start : start + size]
                 out[index] += self.value(params.dense(some), index).sum(axis=0)
-        if self.centre is not None:
-            central = np.zeros(out.shape[1])
-            for start in range(0, len(sites), size):
-                some = sites[start : start + size]
-                central += self._central(self.centre.dense(some)).sum(axis=0)
-            out *= central / np.maximum(out.mean(axis=0), 1e-12)
         return out
 
     def site_totals(self, times: IntArray) -> FloatArray:
@@ -359,11 +324,6 @@ class Posterior:
             for start in range(0, rows, size):
                 some = np.arange(start, min(rows, start + size))
                 out[index, some] = self.value(params.dense(some)[:, times], index).sum(axis=1)
-        if self.centre is not None:
-            for start in range(0, rows, size):
-                some = np.arange(start, min(rows, start + size))
-                central = self._central(self.centre.dense(some)[:, times]).sum(axis=1)
-                out[:, some] *= central / np.maximum(out[:, some].mean(axis=0), 1e-12)
         return out
 
     def bounds(
@@ -399,56 +359,10 @@ def _kurtosis_of(draws: FloatArray) -> float:
     return float(np.median((away**4).mean(axis=0) / squares**2)) - 3
 
 
-def replace_centre(posterior: Posterior, centre: TableParameters | None) -> Posterior:
-    """The same draws about another centre."""
-    other = copy(posterior)
-    other.centre = centre
-    return other
-
-
 def dispersion(family: CellFamily, cells: Cells, params: TableParameters) -> float:
     """How many times the variance of the family records have, at least once."""
     told = params.theta(cells.sites, cells.times), cells.sums, cells.weights
     return max(1.0, float((family.score(*told) ** 2).sum() / family.gain(*told).sum()))
-
-
-def steadier(
-    solver: Solver,
-    cells: Cells,
-    params: TableParameters,
-    seed: int,
-    progress: Callable[[str, float], None] | None = None,
-) -> bool:
-    """Whether the optimum foretells held-out counts better than the means of draws do.
-
-    Draws weigh counts by the variance that they find, and where counts vary a thousand times beyond
-    Poisson that leaves large flocks little weight. The deviance of held-out counts of the
-    oystercatcher was 575 and 439 (two splits) by means of draws, 463 and 354 at the optimum, and
-    573 and 512 by the additive model. Where counts vary less the two agree, and nothing is tried.
-    """
-    if solver.family.name != "poisson" or cells.size < _FEW_CELLS:
-        return False
-    if dispersion(solver.family, cells, params) < _DISPERSED:
-        return False
-    u = uniforms(seed, 1, Purpose.CELLS, _ZERO, cells.size)[0]
-    out = cells.take(np.flatnonzero(u < _OUT))
-    rest = cells.take(np.flatnonzero(u >= _OUT))
-    quick = Solver(solver.family, solver.structure, solver.covariates, sweeps=60, seed=seed)
-    fitted = quick.fit(rest, params)
-
-    def told(_: str, share: float) -> None:
-        if progress is not None:
-            progress("judging estimates by held-out counts", share)
-
-    drawn = Posterior(solver, rest, fitted, seed, _FEW_DRAWS, told)
-    place = out.sites, out.times
-    values = drawn._central(fitted.theta(*place)), drawn.moments(*place).value
-    deviances = [
-        float(solver.family.deviance(np.log(np.maximum(v, 1e-9)), out.sums, out.weights).sum())
-        for v in values
-    ]
-    logger.debug("held-out deviance: optimum %.4g, means of draws %.4g", *deviances)
-    return deviances[0] < deviances[1]
 
 
 @final

@@ -20,7 +20,7 @@ from emfed.imputation.choice import Choice
 from emfed.imputation.families import CellMoments
 from emfed.imputation.index import Index, index_of, write_frame
 from emfed.imputation.lowrank import Cells, TableParameters
-from emfed.imputation.posterior import Posterior, steadier
+from emfed.imputation.posterior import Posterior
 from emfed.imputation.sweeps import Solver
 from emfed.imputation.table import FieldTable
 
@@ -118,13 +118,9 @@ class Imputation:
 
     def _drawn(self, count: int, progress: Callable[[str, float], None] | None = None) -> Posterior:
         given = self.solver, self.cells, self.params, self.seed
-        if "steady" not in self.__dict__:  # once, whatever the number of draws
-            self.__dict__["steady"] = self.mode == "observed" and steadier(*given, progress)
         drawn = Posterior(*given, count, progress)
         if self.table.effort is not None and self.table.effort_parts is not None:
             drawn.move(*self.table.effort_parts, self.table.effort.covariance)
-        if self.__dict__["steady"]:  # estimates are those of the optimum, with bounds about them
-            drawn.centre = self.params
         return drawn
 
     def sampled(self, progress: Callable[[str, float], None] | None = None) -> Imputation:
@@ -346,11 +342,10 @@ class Imputation:
         posterior = self.posterior
         if count > posterior.count:
             posterior = self._drawn(count)
-        moved = posterior.moved(rows, columns)
         places = np.linspace(0, posterior.count - 1, count).round().astype(np.int64)
         for index, place in enumerate(places):
             u = uniforms(self.seed, index, Purpose.FIELD_RECORDS, _ZERO, len(rows))[0]
-            theta = posterior.params(place).theta(rows, columns) + moved
+            theta = posterior.params(place).theta(rows, columns)
             theta = posterior.capped(theta)
             out[index] = self.solver.family.draw(theta, posterior.spread_at(theta, place), u)
         return out
