@@ -82,23 +82,18 @@ class ChosenDithering(Compressor):
         return Compressed(delta, np.clip(symbols, -limit, limit).astype(np.int32))
 
     def decompress(self, message: Compressed, uniforms: FloatArray, q: int) -> FloatArray:
-        """delta (k - u)."""
         return message.reals * (message.symbols - self.dither(uniforms, q))
 
     def omega(self, q: int) -> float:
-        """The largest noise, with the rounding of the step."""
         return float(np.max(self.noise)) * _HALF_STEP**2
 
     def form(self, q: int) -> Form:
-        """One step, and symbols of at most |x|_inf / delta + 1."""
         return Form(1, q, int(np.sqrt(q * _HALF_STEP**2 / (12 * self.finest))) + 2, on_grid=True)
 
     def dither(self, uniforms: FloatArray, q: int) -> FloatArray:
-        """u on [-1/2, 1/2)."""
         return uniforms - 0.5
 
     def variance(self, vectors: FloatArray) -> FloatArray:
-        """q delta^2 / 12."""
         return vectors.shape[-1] * self._steps(vectors)[..., 0] ** 2 / 12
 
     def rate(self, message: Compressed, uniforms: FloatArray, q: int) -> FloatArray:

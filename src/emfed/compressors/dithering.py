@@ -180,7 +180,6 @@ class Dithering(Compressor):
         return exact + 3 * ULP[self.scales] * (1 + exact)
 
     def form(self, q: int) -> Form:
-        """A norm per block and a level per coordinate."""
         return Form(len(_edges(self.block, q)[1]), q, int(self.levels))
 
     def variance(self, vectors: FloatArray) -> FloatArray:

@@ -55,7 +55,6 @@ class Identity(Compressor):
         return ULP[self.precision] ** 2 / 4
 
     def variance(self, vectors: FloatArray) -> FloatArray | None:
-        """Zero for float64."""
         return np.zeros(vectors.shape[:-1]) if self.precision == "float64" else None
 
     def describe(self) -> dict[str, Any]:

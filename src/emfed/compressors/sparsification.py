@@ -55,7 +55,6 @@ class RandomSparsification(Compressor):
             )
 
     def resolve(self, layout: Layout) -> RandomSparsification:
-        """Check that the layout has enough coordinates."""
         self.then.form(self.kept(layout.size))
         return self
 
@@ -92,7 +91,6 @@ class RandomSparsification(Compressor):
         return out
 
     def form(self, q: int) -> Form:
-        """What the quantiser sends of the kept coordinates."""
         return self.then.form(self.kept(q))
 
     def dither(self, uniforms: FloatArray, q: int) -> FloatArray | None:

@@ -60,7 +60,6 @@ class SubtractiveDithering(Compressor):
         return Compressed(delta, symbols.astype(np.int32))
 
     def decompress(self, message: Compressed, uniforms: FloatArray, q: int) -> FloatArray:
-        """delta (k - u)."""
         return message.reals * (message.symbols - self.dither(uniforms, q))
 
     def omega(self, q: int) -> float:
@@ -72,7 +71,6 @@ class SubtractiveDithering(Compressor):
         return Form(1, q, int(np.sqrt(q / (12 * self.noise))) + 2)
 
     def dither(self, uniforms: FloatArray, q: int) -> FloatArray:
-        """u on [-1/2, 1/2)."""
         return uniforms - 0.5
 
     def variance(self, vectors: FloatArray) -> FloatArray:

@@ -26,7 +26,6 @@ class Streamed(Source):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Rows and columns."""
         return int(self._table.shape[0]), int(self._table.shape[1])
 
     def read(self, start: int, stop: int) -> Any:
@@ -41,12 +40,10 @@ class Streamed(Source):
             expect(self._table, start, stop)
 
     def blocks(self) -> Iterator[Any]:
-        """All rows on the device, in order."""
         rows, width = self.shape
         return stream(self.read, rows, width, _size(self), self._device, self.expect)
 
     def take(self, indices: IntArray) -> Any:
-        """Picked rows, on the device."""
         rows = super().take(indices) if isinstance(self._table, Source) else self._table[indices]
         return place(rows, self._device)
 
@@ -68,5 +65,4 @@ def n_bytes(table: Any) -> int:
 
 
 def _size(table: Any) -> int:
-    """Bytes of a number."""
     return 4 if str(table.dtype).endswith("float32") else 8

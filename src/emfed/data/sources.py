@@ -183,7 +183,6 @@ def check_numbers(schema: Mapping[str, Any], where: str) -> None:
 
 
 def _stamp(path: Path) -> tuple[int, int]:
-    """What changes when a file is written again."""
     status = path.stat()
     return status.st_size, status.st_mtime_ns
 
@@ -277,7 +276,6 @@ class ParquetRows(Source):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Rows and columns."""
         assert self.columns is not None
         return int(self._starts[-1]), len(self.columns)
 
@@ -398,7 +396,6 @@ class LazyRows(Source):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Rows and columns."""
         return self._count, len(self.columns or ())
 
     def read(self, start: int, stop: int) -> NDArray[Any]:

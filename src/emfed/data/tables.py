@@ -223,12 +223,10 @@ class WorkerTables(Workers):
 
     @property
     def size(self) -> int:
-        """The number of workers."""
         return len(self.tables)
 
     @property
     def streaming(self) -> bool:
-        """Whether some table is a `Stream`."""
         return any(isinstance(table, Stream) for table in self.tables)
 
     @property
@@ -237,7 +235,6 @@ class WorkerTables(Workers):
         return self.counts_of(np.arange(self.size))
 
     def counts_of(self, workers: IntArray) -> IntArray:
-        """Rows of these workers."""
         return np.array([self.worker(i).shape[0] for i in workers.tolist()], dtype=np.int64)
 
     def worker(self, worker: int) -> Any:

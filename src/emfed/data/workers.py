@@ -102,12 +102,10 @@ class WorkerData(Workers):
 
     @property
     def size(self) -> int:
-        """The number of workers."""
         return len(self.offsets) - 1
 
     @property
     def counts(self) -> IntArray:
-        """Rows of each worker."""
         return np.diff(self.offsets)
 
     def place(self, worker: int, row: int) -> int:
@@ -115,7 +113,6 @@ class WorkerData(Workers):
         return row if self.order is None else int(self.order[self.offsets[worker] + row])
 
     def counts_of(self, workers: IntArray) -> IntArray:
-        """Rows of these workers."""
         return self.offsets[workers + 1] - self.offsets[workers]
 
     def worker(self, worker: int) -> Any:
@@ -180,7 +177,6 @@ class WorkerData(Workers):
         return rows, inside.astype(np.float64)
 
     def take(self, workers: IntArray, indices: IntArray) -> Any:
-        """Picked rows, one gather for all workers."""
         return gather(self.rows, self.offsets[workers][:, None] + indices)
 
 

@@ -116,12 +116,10 @@ def check_cells(shape: TableShape, data: Workers) -> None:
 
 
 def _keys(rows: FloatArray, shape: TableShape) -> IntArray:
-    """Positions in the table, row by row."""
     return rows[..., 0].astype(np.int64) * shape[1] + rows[..., 1].astype(np.int64)
 
 
 def _unit(size: float) -> float:
-    """A power of two, `DIGITS` places below a sum."""
     return float(2.0 ** (np.floor(np.log2(size or 1.0)) - DIGITS))
 
 
@@ -142,7 +140,6 @@ class Totals(Ask):
 
     @property
     def size(self) -> int:
-        """Two numbers."""
         return 2
 
     def part(self, rows: Rows) -> FloatArray:
@@ -156,11 +153,9 @@ class Totals(Ask):
         return rows.sum(mean)
 
     def words(self) -> str:
-        """What is asked, for the owner's journal."""
         return "the number of records and the sum of their values"
 
     def digest(self) -> bytes:
-        """There is nothing to agree on."""
         return bytes(16)
 
 
@@ -186,19 +181,15 @@ class Observers(Ask):
 
     @property
     def size(self) -> int:
-        """A number for each cell."""
         return self.shape[0] * self.shape[1]
 
     def part(self, rows: Rows) -> FloatArray:
-        """1 for each cell that these rows are of."""
         return rows.sum(partial(_added, self.shape, None, ()))
 
     def words(self) -> str:
-        """What is asked, for the owner's journal."""
         return f"which of {self.size} cells were observed"
 
     def digest(self) -> bytes:
-        """The shape of the table."""
         return hashlib.blake2b(repr(self.shape).encode(), digest_size=16).digest()
 
 
@@ -228,15 +219,12 @@ class ObservedSums(Ask):
 
     @property
     def size(self) -> int:
-        """Two numbers for each cell."""
         return 2 * len(self.keys)
 
     def part(self, rows: Rows) -> FloatArray:
-        """The sums over these rows."""
         return rows.sum(partial(_added, self.shape, self.keys, (2, 3)))
 
     def words(self) -> str:
-        """What is asked, for the owner's journal."""
         return f"how often {len(self.keys)} cells were observed, and the sums of their values"
 
     def digest(self) -> bytes:
@@ -276,7 +264,6 @@ class OwnCells(Gather):
     bytes_down = bytes_anew = 0
 
     def fields(self) -> dict[str, Any]:
-        """Workers keep nothing."""
         return {}
 
     def answer(self, rows: RowsOfWorkers, workers: IntArray, states: States) -> Answers:

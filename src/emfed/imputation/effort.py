@@ -212,7 +212,6 @@ class _Effects:
         return np.exp(np.clip(total, -30.0, 30.0))
 
     def variance(self, mean: FloatArray) -> FloatArray:
-        """The variance of a record with this mean."""
         return mean
 
     def sweep_out(self, x: FloatArray, weights: FloatArray) -> FloatArray:

@@ -186,31 +186,24 @@ class GaussianCells(CellFamily):
         return f"GaussianCells({self.scale!r})"
 
     def cumulant(self, theta: FloatArray) -> FloatArray:
-        """theta^2 / 2."""
         return 0.5 * theta * theta
 
     def mean(self, theta: FloatArray) -> FloatArray:
-        """Theta itself."""
         return theta
 
     def variance(self, theta: FloatArray) -> FloatArray:
-        """One."""
         return np.ones_like(theta)
 
     def link(self, mean: float) -> float:
-        """The mean."""
         return mean
 
     def project(self, sums: FloatArray, weights: FloatArray) -> FloatArray:
-        """All sums are possible."""
         return sums
 
     def saturated(self, sums: FloatArray, weights: FloatArray) -> FloatArray:
-        """s^2 / 2 w."""
         return sums**2 / (2 * weights)
 
     def bad(self, values: FloatArray) -> BoolArray:
-        """Infinite or missing ones, and negative ones under log1p."""
         bad = ~np.isfinite(values)
         return bad | (values < 0) if self.scale == "log1p" else bad
 
@@ -262,7 +255,6 @@ class GaussianCells(CellFamily):
         return np.rint(values) if self.scale == "log1p" else values
 
     def describe(self) -> dict[str, Any]:
-        """Name and scale."""
         return {"family": self.name, "scale": self.scale}
 
 
@@ -295,27 +287,21 @@ class Counts(CellFamily):
         return max(0.0, (tail - self.share) / (1 - self.share))
 
     def cumulant(self, theta: FloatArray) -> FloatArray:
-        """exp(theta)."""
         return np.exp(np.minimum(np.maximum(theta, -_LARGEST), _LARGEST))
 
     def mean(self, theta: FloatArray) -> FloatArray:
-        """exp(theta)."""
         return self.cumulant(theta)
 
     def variance(self, theta: FloatArray) -> FloatArray:
-        """exp(theta)."""
         return self.cumulant(theta)
 
     def link(self, mean: float) -> float:
-        """log."""
         return float(np.log(max(mean, 1e-6)))
 
     def project(self, sums: FloatArray, weights: FloatArray) -> FloatArray:
-        """Not below zero."""
         return np.maximum(sums, 0.0)
 
     def saturated(self, sums: FloatArray, weights: FloatArray) -> FloatArray:
-        """s log(s / w) - s."""
         return np.asarray(xlogy(sums, sums / weights) - sums)
 
     def bad(self, values: FloatArray) -> BoolArray:
@@ -542,28 +528,22 @@ class BernoulliCells(CellFamily):
     expected = "a number >= 0 (any above 0 is presence)"
 
     def cumulant(self, theta: FloatArray) -> FloatArray:
-        """log(1 + exp(theta))."""
         return np.logaddexp(0.0, theta)
 
     def mean(self, theta: FloatArray) -> FloatArray:
-        """The reporting rate."""
         return np.asarray(expit(theta))
 
     def variance(self, theta: FloatArray) -> FloatArray:
-        """p (1 - p)."""
         p = self.mean(theta)
         return p * (1 - p)
 
     def link(self, mean: float) -> float:
-        """Log-odds."""
         return float(logit(min(max(mean, 1e-6), 1 - 1e-6)))
 
     def project(self, sums: FloatArray, weights: FloatArray) -> FloatArray:
-        """Between none and all."""
         return np.clip(sums, 0.0, weights)
 
     def saturated(self, sums: FloatArray, weights: FloatArray) -> FloatArray:
-        """s log p + (w - s) log(1 - p) at p = s / w."""
         rest = weights - sums
         return np.asarray(xlogy(sums, sums / weights) + xlogy(rest, rest / weights))
 
@@ -590,7 +570,6 @@ class BernoulliCells(CellFamily):
     def draw(
         self, theta: FloatArray, spread: float | FloatArray, uniforms: FloatArray
     ) -> FloatArray:
-        """0 or 1."""
         return (uniforms < self.mean(theta)).astype(np.float64)
 
 
@@ -600,7 +579,6 @@ def fallen(fall: float, above: FloatArray) -> FloatArray:
 
 
 def _rising(sums: FloatArray, weights: FloatArray, size: FloatArray) -> FloatArray:
-    """log Gamma(s + k) - log Gamma(k) + s log(w / k)."""
     return np.asarray(gammaln(sums + size) - gammaln(size) + sums * np.log(weights / size))
 
 

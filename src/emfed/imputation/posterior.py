@@ -813,7 +813,6 @@ class _Chain:
 
 
 def _with_constant(covariates: FloatArray, count: int) -> FloatArray:
-    """(1, covariates) of each row."""
     own = covariates if len(covariates) == count else np.empty((count, 0))
     return np.concatenate([np.ones((count, 1)), own], axis=1)
 

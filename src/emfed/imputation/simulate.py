@@ -123,7 +123,6 @@ def simulate_table(
 
 
 def _zipf(count: int, power: float) -> FloatArray:
-    """Weights that fall like a power of the rank."""
     return np.asarray((1.0 + np.arange(count)) ** -power)
 
 

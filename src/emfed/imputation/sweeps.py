@@ -224,7 +224,6 @@ def leading(matrix: Any, rank: int, seed: int) -> tuple[FloatArray, FloatArray, 
 
 
 def _fixed_effect(rows: FloatArray, index: IntArray, structure: Structure) -> FloatArray | float:
-    """What the fixed side's effects add to theta."""
     return rows[index, structure.rank] if structure.effects else 0.0
 
 

@@ -299,7 +299,6 @@ class _White:
         return _times(moved - self._means[k], self._inverses[k])
 
     def turned(self, moved: FloatArray) -> FloatArray:
-        """What is the same for all components."""
         return _times(moved, self._inverses[0]) if self._common else moved
 
     def logits(self, moved: FloatArray) -> FloatArray:

@@ -52,7 +52,6 @@ class BernoulliColumn(Family):
         return (y == 0) | (y == 1)
 
     def natural(self, theta: FloatArray, scale: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """The log-odds."""
         return -np.log1p(-theta[..., 0]), np.log(theta / (1 - theta))
 
     def base(self, xp: Any, y: Any, exposure: Any, scale: Any) -> Any:
@@ -62,7 +61,6 @@ class BernoulliColumn(Family):
         return np.clip(moments / mass[..., None], floor / 2, 1 - floor / 2)
 
     def possible(self, means: FloatArray, before: FloatArray) -> FloatArray:
-        """Shares between 0 and 1."""
         low = positive(means, before)
         return np.where(low > 1 + IMPOSSIBLE, 1 - (1 - before) / 4, low)
 
@@ -71,7 +69,6 @@ class BernoulliColumn(Family):
         return np.maximum(theta * (1 - theta), 0.01)[..., None]
 
     def begin(self, draws: FloatArray, typical: FloatArray) -> FloatArray:
-        """Log-odds around those of all data."""
         share = np.clip(typical, 0.01, 0.99)
         return 1 / (1 + np.exp(-np.log(share / (1 - share)) - draws[..., :1]))
 
@@ -86,11 +83,9 @@ class BernoulliColumn(Family):
         return theta[..., 0] * (1 - theta[..., 0])
 
     def draw(self, theta: FloatArray, exposure: FloatArray, u: FloatArray) -> FloatArray:
-        """1 above the probability of 0."""
         return (u > 1 - theta[..., 0]).astype(np.float64)
 
     def cdf(self, theta: FloatArray, exposure: FloatArray, y: FloatArray) -> FloatArray:
-        """A step at 0 and one at 1."""
         return np.where(y < 0, 0.0, np.where(y < 1, 1 - theta[..., 0], 1.0))
 
 
@@ -126,12 +121,10 @@ class Categorical(Family):
 
     @property
     def divides(self) -> bool:
-        """The counts of the categories say the mass."""
         return False
 
     @property
     def width(self) -> int:
-        """An indicator of each category."""
         return self.categories
 
     @property
@@ -160,7 +153,6 @@ class Categorical(Family):
         return xp.zeros_like(y)
 
     def estimate(self, mass: FloatArray, moments: FloatArray, floor: float) -> FloatArray:
-        """Frequencies, none below the floor."""
         shares = moments / np.maximum(moments.sum(axis=-1, keepdims=True), 1e-300)
         return clip_simplex(shares, floor) if floor > 0 else shares
 
@@ -182,7 +174,6 @@ class Categorical(Family):
         return np.maximum(theta, 0.01)[..., None] * np.eye(self.categories)
 
     def begin(self, draws: FloatArray, typical: FloatArray) -> FloatArray:
-        """Frequencies of all data, disturbed."""
         p = np.maximum(typical, 0.01) * np.exp(0.7 * draws)
         return p / p.sum(axis=-1, keepdims=True)
 
@@ -202,7 +193,6 @@ class Categorical(Family):
         return bool(np.all(theta > 0) and np.allclose(theta.sum(axis=-1), 1, atol=1e-6))
 
     def mean(self, theta: FloatArray, exposure: FloatArray) -> FloatArray:
-        """The likeliest code."""
         return np.argmax(theta, axis=-1).astype(np.float64)
 
     def draw(self, theta: FloatArray, exposure: FloatArray, u: FloatArray) -> FloatArray:
@@ -210,6 +200,5 @@ class Categorical(Family):
         return (u[..., None] > below).sum(axis=-1).astype(np.float64)
 
     def cdf(self, theta: FloatArray, exposure: FloatArray, y: FloatArray) -> FloatArray:
-        """The distribution function of the codes, in their order."""
         reached = np.arange(self.categories) <= y[..., None]
         return np.asarray((theta * reached).sum(axis=-1))

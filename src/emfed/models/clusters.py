@@ -178,7 +178,6 @@ class Clusters(Model):
         return {"mean": mean, "scatter": scatter}
 
     def combine(self, summaries: Summaries, shares: FloatArray) -> dict[str, FloatArray]:
-        """Mean and variances of a union."""
         return combine_moments(summaries, shares)
 
     def bind(self, summaries: Summaries, counts: IntArray, weights: FloatArray) -> Self:
@@ -350,7 +349,6 @@ class Clusters(Model):
         return self.variance - float(between.sum())
 
     def inside(self, statistics: FloatArray) -> bool:
-        """Every cluster has some mass."""
         finite = np.all(np.isfinite(statistics))
         return bool(finite and np.all(statistics[..., : self.n_components] >= SMALLEST_MASS))
 
@@ -709,7 +707,6 @@ class Buckets(Model):
         return self.inner.surrogate(statistics, Centres(params.centres))
 
     def inside(self, statistics: FloatArray) -> bool:
-        """Some bucket is in use."""
         mass = self.layout.split(np.asarray(statistics))["mass"]
         return bool(np.isfinite(statistics).all() and np.all(mass.max(axis=-1) > 0))
 

@@ -62,12 +62,10 @@ class ColumnParameters(Parameters):
         return found
 
     def arrays(self) -> dict[str, FloatArray]:
-        """The arrays by name, those of families first."""
         names = [f.name for f in dataclasses.fields(self) if f.name != "families"]
         return {**self.families, **{name: getattr(self, name) for name in names}}
 
     def take(self, index: Any) -> Self:
-        """Index the leading axis of every array."""
         return self.with_arrays({name: array[index] for name, array in self.arrays().items()})
 
     def with_arrays(self, arrays: Mapping[str, FloatArray]) -> Self:

@@ -48,7 +48,6 @@ class _Matrices(GaussianMixture):
         return is_positive_definite(covariances + slack * np.eye(self.n_features))
 
     def precisions(self, params: GaussianParameters) -> tuple[FloatArray, FloatArray]:
-        """Inverse matrices and log determinants."""
         return _invert(params.covariances)
 
     def prior_terms(self, params: GaussianParameters) -> float:
@@ -74,11 +73,9 @@ class _Shared(_Matrices):
         return moment
 
     def second_shape(self, d: int) -> None:
-        """No second moments among the statistics."""
         return None
 
     def second_of(self, params: GaussianParameters) -> None:
-        """No second moments among the statistics."""
         return None
 
     def expand(self, xp: Any, z: Any) -> Any:
@@ -86,11 +83,9 @@ class _Shared(_Matrices):
         return z
 
     def slopes(self, params: GaussianParameters, precisions: FloatArray) -> FloatArray:
-        """Sigma^-1 mu."""
         return params.means @ precisions
 
     def squared_means(self, params: GaussianParameters, precisions: FloatArray) -> FloatArray:
-        """mu^T Sigma^-1 mu."""
         return ((params.means @ precisions) * params.means).sum(axis=-1)
 
 
@@ -115,23 +110,18 @@ class Known(_Shared):
             raise SettingsError("covariance='known' has no covariance to put a prior on.")
 
     def covariances_from(self, mass: FloatArray, means: FloatArray, second: Any) -> FloatArray:
-        """The given matrix, whatever the statistics."""
         return np.broadcast_to(self._inner(), (*mass.shape[:-1], *self.matrix.shape))
 
     def lift(self, covariances: FloatArray) -> FloatArray:
-        """The given matrix stands."""
         return covariances
 
     def at_floor(self, params: GaussianParameters, low: float) -> tuple[HeldUp, ...]:
-        """Rows have nothing to do with it."""
         return ()
 
     def settle(self, params: GaussianParameters) -> GaussianParameters:
-        """The known covariance, whatever the start says."""
         return GaussianParameters(params.weights, params.means, self._inner())
 
     def start_from(self, draws: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """The given matrix."""
         return draws, self._inner()
 
     def _inner(self) -> FloatArray:
@@ -229,11 +219,9 @@ class Tied(_Tied):
 
     @property
     def fixed_data(self) -> bool:
-        """A stream has no such constant."""
         return True
 
     def streamed(self, statistics: FloatArray) -> tuple[StreamedTied, FloatArray]:
-        """The second moment is one more statistic."""
         model = StreamedTied(**{f.name: getattr(self, f.name) for f in fields(self)})
         return model, np.concatenate([statistics, pack(self.constants.second_moment)])
 
@@ -279,7 +267,6 @@ class StreamedTied(_Tied):
         return self.layout.join(parts)
 
     def describe(self) -> dict[str, Any]:
-        """The settings, and what sets this model apart."""
         return {**super().describe(), "second_moment": "statistic"}
 
 
@@ -358,11 +345,9 @@ class Full(_Matrices):
         return xp.concat([first, xp.stack(second, axis=-2)], axis=-1)
 
     def second_shape(self, d: int) -> tuple[int, ...]:
-        """The upper triangle."""
         return (d * (d + 1) // 2,)
 
     def second_of(self, params: GaussianParameters) -> FloatArray:
-        """Sigma + mu mu^T."""
         return pack(params.covariances + outer(params.means, params.means))
 
     def expand(self, xp: Any, z: Any) -> Any:
@@ -388,7 +373,6 @@ class Full(_Matrices):
         return np.concatenate([linear, quadratic], axis=-1)
 
     def squared_means(self, params: GaussianParameters, precisions: FloatArray) -> FloatArray:
-        """mu^T Sigma^-1 mu."""
         return np.einsum("...i,...ij,...j->...", params.means, precisions, params.means)
 
     def covariances_from(self, mass: FloatArray, means: FloatArray, second: Any) -> FloatArray:
@@ -400,7 +384,6 @@ class Full(_Matrices):
         return (scatter + self.prior_scale()) / count[..., None, None]
 
     def start_from(self, draws: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Unit variances in the frame."""
         return draws, np.tile(np.eye(self.n_features), (self.n_components, 1, 1))
 
 
@@ -415,20 +398,16 @@ class _Variances(GaussianMixture):
         return False
 
     def lift(self, covariances: FloatArray) -> FloatArray:
-        """Variances below the floor raised to it."""
         floor = self.covariance_floor
         return np.maximum(covariances, floor) if floor > 0 else covariances
 
     def all_positive(self, covariances: FloatArray, slack: float = 0.0) -> bool:
-        """All variances exceed minus the slack."""
         return bool(np.all(covariances > -slack))
 
     def prior_scales(self) -> FloatArray:
-        """The diagonal of the prior's scale."""
         return np.diagonal(self.prior_scale())
 
     def at_floor(self, params: GaussianParameters, low: float) -> tuple[HeldUp, ...]:
-        """By column."""
         means, scale = self.to_user(params).means, self.constants.frame.scale
         return held_at(params.weights, means, scale, self.by_component(params) <= low)
 
@@ -448,11 +427,9 @@ class Diagonal(_Variances):
         return params.covariances
 
     def second_shape(self, d: int) -> tuple[int, ...]:
-        """One square per column."""
         return (d,)
 
     def second_of(self, params: GaussianParameters) -> FloatArray:
-        """sigma^2 + mu^2."""
         return params.covariances + params.means**2
 
     def expand(self, xp: Any, z: Any) -> Any:
@@ -464,15 +441,12 @@ class Diagonal(_Variances):
         return out
 
     def precisions(self, params: GaussianParameters) -> tuple[FloatArray, FloatArray]:
-        """Reciprocals, and sums of logarithms."""
         return 1 / params.covariances, np.log(params.covariances).sum(axis=-1)
 
     def slopes(self, params: GaussianParameters, precisions: FloatArray) -> FloatArray:
-        """mu / sigma^2 and -1 / (2 sigma^2)."""
         return np.concatenate([params.means * precisions, -0.5 * precisions], axis=-1)
 
     def squared_means(self, params: GaussianParameters, precisions: FloatArray) -> FloatArray:
-        """sum of mu^2 / sigma^2."""
         return (params.means**2 * precisions).sum(axis=-1)
 
     def covariances_from(self, mass: FloatArray, means: FloatArray, second: Any) -> FloatArray:
@@ -483,12 +457,10 @@ class Diagonal(_Variances):
         return (scatter + self.prior_scales()) / (mass + self.prior_weight(1))[..., None]
 
     def prior_terms(self, params: GaussianParameters) -> float:
-        """One-dimensional inverse-Wishart densities, summed."""
         v = params.covariances
         return float(0.5 * np.sum(self.prior_weight(1) * np.log(v) + self.prior_scales() / v))
 
     def start_from(self, draws: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Unit variances in the frame."""
         return draws, np.ones((self.n_components, self.n_features))
 
 
@@ -519,11 +491,9 @@ class Spherical(_Variances):
         return ()
 
     def second_of(self, params: GaussianParameters) -> FloatArray:
-        """d sigma^2 + |mu|^2."""
         return self.n_features * params.covariances + (params.means**2).sum(axis=-1)
 
     def expand(self, xp: Any, z: Any) -> Any:
-        """The rows and their squared lengths."""
         return xp.concat([z, xp.sum(z * z, axis=0, keepdims=True)], axis=0)
 
     def as_pass(self, params: GaussianParameters, whole: bool = False) -> Pass | None:
@@ -541,16 +511,13 @@ class Spherical(_Variances):
         return np.concatenate([moments[..., :d], lengths], axis=-1)
 
     def precisions(self, params: GaussianParameters) -> tuple[FloatArray, FloatArray]:
-        """Reciprocals, and d times the logarithm."""
         return 1 / params.covariances, self.n_features * np.log(params.covariances)
 
     def slopes(self, params: GaussianParameters, precisions: FloatArray) -> FloatArray:
-        """mu / sigma^2 and -1 / (2 sigma^2)."""
         p = precisions[..., None]
         return np.concatenate([params.means * p, -0.5 * p], axis=-1)
 
     def squared_means(self, params: GaussianParameters, precisions: FloatArray) -> FloatArray:
-        """|mu|^2 / sigma^2."""
         return (params.means**2).sum(axis=-1) * precisions
 
     def covariances_from(self, mass: FloatArray, means: FloatArray, second: Any) -> FloatArray:

@@ -167,7 +167,6 @@ class FactorMixture(Model):
         return {"mean": mean, "scatter": scatter}
 
     def combine(self, summaries: Summaries, shares: FloatArray) -> dict[str, FloatArray]:
-        """Mean and variances of a union."""
         return combine_moments(summaries, shares)
 
     def bind(self, summaries: Summaries, counts: IntArray, weights: FloatArray) -> Self:
@@ -241,7 +240,6 @@ class FactorMixture(Model):
 
     @property
     def sweeps(self) -> bool:
-        """Whether a kernel takes rows of this model."""
         return self.n_components <= MOST_COMPONENTS
 
     def as_pass(self, params: FactorParameters) -> Pass:
@@ -471,7 +469,6 @@ class FactorMixture(Model):
         return value - pseudo * float(np.log(params.weights).sum())
 
     def metric(self, params: FactorParameters) -> FactorMetric:
-        """The metric is that of a regression on the factors."""
         return FactorMetric.at(params, self.layout, self.samples)
 
     @property

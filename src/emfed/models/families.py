@@ -350,11 +350,9 @@ class Gaussian(Family):
         return 2
 
     def allowed(self, xp: Any, y: Any) -> Any:
-        """Not too large to be squared."""
         return xp.abs(y) <= 1e140
 
     def frame(self, mean: FloatArray, scatter: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Mean and standard deviation."""
         return mean, np.sqrt(np.where(is_constant(mean, scatter), 1.0, scatter))
 
     def typical(self, mean: FloatArray, extra: FloatArray, scale: FloatArray) -> FloatArray:
@@ -371,16 +369,13 @@ class Gaussian(Family):
         return a, np.stack([mean / variance, -0.5 / variance], axis=-1)
 
     def base(self, xp: Any, y: Any, exposure: Any, scale: Any) -> Any:
-        """The constants of the density."""
         return xp.zeros_like(y) - 0.5 * float(np.log(2 * np.pi)) - xp.log(scale)
 
     def estimate(self, mass: FloatArray, moments: FloatArray, floor: float) -> FloatArray:
-        """Mean, and mean square less squared mean."""
         mean = moments[..., 0] / mass
         return np.stack([mean, np.maximum(moments[..., 1] / mass - mean**2, floor)], axis=-1)
 
     def valid(self, mass: FloatArray, moments: FloatArray, floor: float) -> bool:
-        """No variance lies below minus the floor."""
         mean = moments[..., 0] / mass
         return bool(np.all(moments[..., 1] / mass - mean**2 > (-floor or 1e-14)))
 
@@ -388,7 +383,6 @@ class Gaussian(Family):
         return theta[..., 1] <= NEAR_FLOOR * floor
 
     def expected(self, theta: FloatArray) -> FloatArray:
-        """mu and mu^2 + v."""
         return np.stack([theta[..., 0], theta[..., 0] ** 2 + theta[..., 1]], axis=-1)
 
     def covariance(self, theta: FloatArray, scale: FloatArray) -> FloatArray:
@@ -396,7 +390,6 @@ class Gaussian(Family):
         return symmetric(v, 2 * mean * v, 2 * v**2 + 4 * mean**2 * v)
 
     def begin(self, draws: FloatArray, typical: FloatArray) -> FloatArray:
-        """Means with the spread of the data, unit variances."""
         return np.stack([draws[..., 0], np.ones(draws.shape[:-1])], axis=-1)
 
     def begin_at(
@@ -462,14 +455,12 @@ class Poisson(Family):
 
     @property
     def divides(self) -> bool:
-        """With an exposure, T divides by its sum."""
         return self.exposure is None
 
     def allowed(self, xp: Any, y: Any) -> Any:
         return (y >= 0) & (y == xp.floor(y)) & (y < 2.0**53)
 
     def frame(self, mean: FloatArray, scatter: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Counts in units of their mean."""
         return np.zeros_like(mean), np.where(mean > 0, mean, 1.0)
 
     def typical(self, mean: FloatArray, extra: FloatArray, scale: FloatArray) -> FloatArray:
@@ -489,12 +480,10 @@ class Poisson(Family):
         return np.zeros_like(rate), np.stack([log, -scale * rate], axis=-1)
 
     def base(self, xp: Any, y: Any, exposure: Any, scale: Any) -> Any:
-        """y log(scale exposure) - log y!."""
         unit = xp.log(scale) if self.exposure is None else xp.log(scale * exposure)
         return y * unit - log_gamma(xp, y + 1)
 
     def estimate(self, mass: FloatArray, moments: FloatArray, floor: float) -> FloatArray:
-        """Counts over exposure."""
         below = mass if self.exposure is None else moments[..., 1]
         return np.maximum(moments[..., :1] / below[..., None], floor)
 
@@ -503,7 +492,6 @@ class Poisson(Family):
         return positive(means, before)
 
     def valid(self, mass: FloatArray, moments: FloatArray, floor: float) -> bool:
-        """Some exposure."""
         return self.exposure is None or bool(np.all(moments[..., 1] > 1e-12))
 
     def expected(self, theta: FloatArray) -> FloatArray:

@@ -343,7 +343,6 @@ class GaussianMixture(MixtureModel):
         return (self._constant - 0.5 * log_det) * rows.totals - 0.5 * quadratic
 
     def carried_whole(self, params: GaussianParameters, rows: Ragged) -> float:
-        """The constants."""
         return self._constant
 
     def _second_moments(self, rows: Ragged) -> FloatArray:

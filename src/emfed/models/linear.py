@@ -94,7 +94,6 @@ class LinearGaussian(Model):
     def expected_statistics(
         self, data: Any, params: Location, weights: Any | None = None
     ) -> FloatArray:
-        """(1 - kappa) theta + kappa times the mean of y."""
         mean, _ = moments(data, weights, full=False)
         return (1 - self.kappa) * params.mean + self.kappa * mean
 
@@ -102,7 +101,6 @@ class LinearGaussian(Model):
         return Location(np.asarray(statistics, dtype=np.float64))
 
     def surrogate(self, statistics: FloatArray, params: Location) -> FloatArray:
-        """|theta|^2 / 2 - <s, theta>."""
         return np.asarray((params.mean * (0.5 * params.mean - statistics)).sum(axis=-1))
 
     def log_likelihood(self, data: Any, params: Location, weights: Any | None = None) -> FloatArray:

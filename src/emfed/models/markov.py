@@ -157,7 +157,6 @@ class HiddenMarkov(Model):
 
     @property
     def row_axes(self) -> int:
-        """A row is a sequence."""
         return 2
 
     def check(self, data: Any, where: str, columns: Names = None, first: int = 0) -> None:
@@ -282,11 +281,9 @@ class HiddenMarkov(Model):
         return np.concatenate([*flat, code_shares(self.columns, *found)], axis=-1)
 
     def component_shares(self, statistics: FloatArray) -> FloatArray:
-        """Steps of a sequence in each state."""
         return self.layout.split(statistics)["mass"] * self.length
 
     def summary_shares(self, summary: Summaries) -> FloatArray:
-        """What was seen of each column, and how often each code."""
         return seen_shares(self.columns, summary)
 
     def responsibilities(self, data: Any, params: MarkovParameters) -> FloatArray:

@@ -100,7 +100,6 @@ class MissingGaussianMixture(Model):
         return {"observed": observed, "mean": mean, "scatter": scatter}
 
     def combine(self, summaries: Summaries, shares: FloatArray) -> dict[str, FloatArray]:
-        """Parts count by what they saw."""
         return combine_seen(summaries, shares)
 
     def bind(self, summaries: Summaries, counts: IntArray, weights: FloatArray) -> Self:
@@ -246,11 +245,9 @@ class MissingGaussianMixture(Model):
         return self.inner.penalty(params)
 
     def inside(self, statistics: FloatArray) -> bool:
-        """The domain of the plain mixture."""
         return self.inner.inside(statistics)
 
     def protect(self, before: FloatArray, after: FloatArray) -> FloatArray:
-        """A light component is held as in the plain mixture."""
         return self.inner.protect(before, after)
 
     def split(self, statistics: FloatArray, empty: BoolArray, attempt: int) -> FloatArray:
@@ -279,7 +276,6 @@ class MissingGaussianMixture(Model):
         return self.inner.rows_at(points)
 
     def statistics_of(self, params: GaussianParameters) -> FloatArray:
-        """The statistics of complete rows."""
         return self.inner.statistics_of(params)
 
     def metric(self, params: GaussianParameters) -> Metric:
@@ -289,7 +285,6 @@ class MissingGaussianMixture(Model):
         return self.inner.to_user(params)
 
     def from_user(self, params: GaussianParameters) -> GaussianParameters:
-        """Checked parameters in the frame's units."""
         return self.inner.from_user(params)
 
     def free_parameters(self) -> int:
@@ -304,7 +299,6 @@ class MissingGaussianMixture(Model):
     def evaluate(
         self, data: Any, params: GaussianParameters, weights: Any | None = None
     ) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Three passes."""
         statistics, likelihood, _ = super().evaluate(data, params, weights)
         return statistics, likelihood, entropy(self.responsibilities(data, params), weights)
 
@@ -315,7 +309,6 @@ class MissingGaussianMixture(Model):
         return self.inner.words()
 
     def describe(self) -> dict[str, Any]:
-        """The plain mixture's, and that values may be missing."""
         return {**self.inner.describe(), "missing": True}
 
     # Missing values.
@@ -400,6 +393,5 @@ def _normal(centre: FloatArray, sd: FloatArray) -> Callable[[FloatArray], FloatA
 
 
 def _root(spread: FloatArray) -> FloatArray:
-    """A square root of positive semi-definite matrices."""
     values, vectors = np.linalg.eigh(spread)
     return vectors * np.sqrt(np.maximum(values, 0))[..., None, :]

@@ -154,16 +154,13 @@ class MixedMixture(MixtureModel):
         return dataclasses.replace(self, columns=self.columns.among(names))
 
     def check(self, data: Any, where: str, columns: Names = None, first: int = 0) -> None:
-        """Every entry is NaN or one that its family can give."""
         check_table(data, where, self.columns.width)
         self.columns.fit_to(data.shape[-1]).check(data, where, columns, first)
 
     def summary(self, data: Any, weights: Any | None = None) -> dict[str, FloatArray]:
-        """Shares of values seen, means, variances and frequencies."""
         return self.columns.fit_to(data.shape[-1]).summary(data, weights)
 
     def combine(self, summaries: Summaries, shares: FloatArray) -> dict[str, FloatArray]:
-        """Weighted by what was seen."""
         return self.columns.fit_to(summaries["mean"].shape[-1]).combine(summaries, shares)
 
     def bind(self, summaries: Summaries, counts: IntArray, weights: FloatArray) -> Self:
@@ -176,7 +173,6 @@ class MixedMixture(MixtureModel):
 
     @property
     def feature_count(self) -> int:
-        """Moments and masses."""
         return sum(self.columns.widths)
 
     def features(self, xp: Any, rows: Any) -> Any:
@@ -184,16 +180,13 @@ class MixedMixture(MixtureModel):
         return self.columns.features(xp, rows)
 
     def natural(self, params: MixedParameters) -> tuple[FloatArray, FloatArray]:
-        """log pi - A, and the natural parameters."""
         intercept, slopes = self.columns.natural(params)
         return np.log(params.weights) + intercept, slopes
 
     def carrier(self, params: MixedParameters) -> Callable[[Any, Any], Any]:
-        """Nothing depends on features alone."""
         return lambda xp, features: 0.0
 
     def base(self, xp: Any, rows: Any) -> Any:
-        """Constants, factorials and changes of units."""
         return self.columns.base(xp, rows)
 
     # Rows on a GPU: the features of all columns are written down once, as a table.
@@ -252,7 +245,6 @@ class MixedMixture(MixtureModel):
         return np.concatenate([mass, seen, codes], axis=-1)
 
     def summary_shares(self, summary: Summaries) -> FloatArray:
-        """What was seen of each column, and how often each code."""
         return seen_shares(self.columns, summary)
 
     def maximize(self, statistics: FloatArray) -> MixedParameters:

@@ -178,7 +178,6 @@ class MixtureModel(Model):
 
     @property
     def sweeps(self) -> bool:
-        """Whether `as_pass` gives one."""
         return False
 
     def folded(self, moments: FloatArray) -> FloatArray:

@@ -289,7 +289,6 @@ class ObserverEffects(Model):
 
     @property
     def _pull(self) -> FloatArray:
-        """The pull of each effect to zero, a row's share."""
         sizes = np.array([self.ridge, self.ridge, _COHORT]) / known(self.rows)
         return np.repeat(sizes, self._sizes)
 

@@ -182,7 +182,6 @@ class FactorOwner(Model):
 
     @final
     def penalty(self, params: Loadings) -> float:
-        """The price of the loadings, over sigma^2, per sample."""
         return float(self.side().price(params.loadings).sum()) / float(params.variance[0])
 
     @final

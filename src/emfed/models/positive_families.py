@@ -23,11 +23,9 @@ class _Positive(Family):
         return np.zeros_like(mean), np.where(mean > 0, mean, 1.0)
 
     def base(self, xp: Any, y: Any, exposure: Any, scale: Any) -> Any:
-        """The change of units."""
         return xp.zeros_like(y) - xp.log(scale)
 
     def nearest(self, y: FloatArray, mean: FloatArray) -> FloatArray:
-        """A hundredth of the mean at least."""
         return np.maximum(y, 0.01 * np.where(mean > 0, mean, 1.0))
 
     def proper(self, theta: FloatArray) -> bool:
@@ -50,7 +48,6 @@ class Exponential(_Positive):
         return (y >= 0) & (y <= 1e140)
 
     def natural(self, theta: FloatArray, scale: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """-1 / mean."""
         return np.log(theta[..., 0]), -1 / theta
 
     def possible(self, means: FloatArray, before: FloatArray) -> FloatArray:
@@ -58,7 +55,6 @@ class Exponential(_Positive):
         return positive(means, before)
 
     def valid(self, mass: FloatArray, moments: FloatArray, floor: float) -> bool:
-        """No mean lies below minus the floor."""
         return bool(np.all(moments[..., 0] / mass > (-floor or 1e-14)))
 
     def at_floor(self, theta: FloatArray, floor: float) -> BoolArray:
@@ -138,12 +134,10 @@ class Gamma(_Positive):
         return np.stack([_shape(gap), moments[..., 0] / mass], axis=-1)
 
     def valid(self, mass: FloatArray, moments: FloatArray, floor: float) -> bool:
-        """Positive means, and no gap below minus the floor."""
         positive = np.all(moments[..., 0] / mass > 1e-14)
         return bool(positive and np.all(self._gap(mass, moments) > (-floor or 1e-12)))
 
     def at_floor(self, theta: FloatArray, floor: float) -> BoolArray:
-        """Shapes as large as they may be."""
         return theta[..., 0] >= _shape(np.array(NEAR_FLOOR * floor)) if floor else theta[..., 0] < 0
 
     def expected(self, theta: FloatArray) -> FloatArray:

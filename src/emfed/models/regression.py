@@ -260,7 +260,6 @@ class RegressionMixture(MixtureModel):
         return Layout((("mass", (k,)), ("moments", (k, self.feature_count))))
 
     def _order(self, d: int) -> IntArray:
-        """The columns of x, then that of y."""
         return np.append(np.delete(np.arange(d), self._place), self._place % d).astype(np.int64)
 
     def check(self, data: Any, where: str, columns: Names = None, first: int = 0) -> None:
@@ -279,7 +278,6 @@ class RegressionMixture(MixtureModel):
         return {"mean": mean, "scatter": scatter}
 
     def combine(self, summaries: Summaries, shares: FloatArray) -> dict[str, FloatArray]:
-        """Mean and second moments of a union."""
         return combine_moments(summaries, shares)
 
     def bind(self, summaries: Summaries, counts: IntArray, weights: FloatArray) -> Self:
@@ -314,7 +312,6 @@ class RegressionMixture(MixtureModel):
 
     @property
     def feature_count(self) -> int:
-        """Products of (1, x, y), without the first."""
         width = self.n_inputs + 2
         return width * (width + 1) // 2 - 1
 
@@ -339,12 +336,10 @@ class RegressionMixture(MixtureModel):
         return constant, quadratic[..., 1:]
 
     def carrier(self, params: RegressionParameters) -> Callable[[Any, Any], Any]:
-        """The constants of the density of y."""
         constant = float(-0.5 * np.log(2 * np.pi) - np.log(self._known.frame.scale[-1]))
         return lambda xp, features: constant
 
     def assemble(self, mass: FloatArray, moments: FloatArray, extra: Any = None) -> FloatArray:
-        """Mass and products."""
         return self.layout.join({"mass": mass, "moments": moments})
 
     # The M-step.
@@ -412,7 +407,6 @@ class RegressionMixture(MixtureModel):
         return tuple(HeldUp((k,), float(params.weights[k]), column, on_a_line=True) for k in low)
 
     def metric(self, params: RegressionParameters) -> RegressionMetric:
-        """The Fisher metric of complete data."""
         known = self._known
         return RegressionMetric.at(params, self.layout, known.products[:-1, :-1], known.samples)
 

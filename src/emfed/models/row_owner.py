@@ -146,7 +146,6 @@ class RowOwner(FactorOwner):
         return self.noise_floor, -self.noise_floor or 1e-14
 
     def cells(self, moments: FloatArray) -> FloatArray:
-        """The moment of the constant is the share of rows seen."""
         return np.asarray(moments[..., -1, -1].sum(axis=-1))
 
     def side(self) -> Side:
@@ -169,7 +168,6 @@ class RowOwner(FactorOwner):
         return {"observed": observed, "mean": mean, "scatter": scatter, "rows": each}
 
     def combine(self, summaries: Summaries, shares: FloatArray) -> dict[str, FloatArray]:
-        """Parts count by what they saw."""
         return {**combine_seen(summaries, shares), "rows": shares @ summaries["rows"]}
 
     def bind(self, summaries: Summaries, counts: IntArray, weights: FloatArray) -> Self:
@@ -194,7 +192,6 @@ class RowOwner(FactorOwner):
         )
 
     def group_shares(self, statistics: FloatArray) -> FloatArray:
-        """The share of rows seen in each column."""
         return self.layout.split(statistics)["latent"][..., -1]
 
     # The E-step.

@@ -93,7 +93,6 @@ class SideBySideMetric(Metric):
 
     @property
     def lightest(self) -> float:
-        """The number of the most fragile part."""
         return min(metric.lightest for metric in self.metrics)
 
 
@@ -185,19 +184,16 @@ class SideBySide(Model):
 
     @property
     def sweeps(self) -> bool:
-        """If all parts do."""
         return all(model.sweeps for model in self.models)
 
     @property
     def fixed_data(self) -> bool:
-        """If some part has constants of the data."""
         return any(model.fixed_data for model in self.models)
 
     def check(self, data: Any, where: str, columns: Names = None, first: int = 0) -> None:
         self.models[0].check(data, where, columns, first)
 
     def summary(self, data: Any, weights: Any | None = None) -> dict[str, FloatArray]:
-        """One that serves all."""
         return dict(self.serves_all.summary(data, weights))
 
     def group_shares(self, statistics: FloatArray) -> FloatArray:
@@ -210,12 +206,10 @@ class SideBySide(Model):
         return np.concatenate(each, axis=-1)
 
     def summary_shares(self, summary: Summaries) -> FloatArray:
-        """The summary of the part that serves all."""
         shares: FloatArray = self.serves_all.summary_shares(summary)
         return shares
 
     def combine(self, summaries: Summaries, shares: FloatArray) -> dict[str, FloatArray]:
-        """Combine as the part does whose summary serves all."""
         return dict(self.serves_all.combine(summaries, shares))
 
     def bind(self, summaries: Summaries, counts: IntArray, weights: FloatArray) -> Self:
@@ -250,17 +244,14 @@ class SideBySide(Model):
         return all(model.exact_opening for model in self.models)
 
     def closed_form(self) -> FloatArray | None:
-        """If all parts have one."""
         parts = [model.closed_form() for model in self.models]
         return None if any(p is None for p in parts) else self.join(parts)
 
     @property
     def regions(self) -> tuple[slice, ...]:
-        """The statistics of each part."""
         return self.cuts
 
     def surrogates(self, statistics: FloatArray, params: SideBySideParameters) -> FloatArray:
-        """Part by part."""
         triples = zip(self.models, self.cuts, params.parts, strict=True)
         return np.array([float(m.surrogate(statistics[cut], p)) for m, cut, p in triples])
 
@@ -275,7 +266,6 @@ class SideBySide(Model):
         return sum(m.penalty(p) for m, p in zip(self.models, params.parts, strict=True))
 
     def inside(self, statistics: FloatArray) -> bool:
-        """All parts are."""
         pairs = zip(self.models, self.cuts, strict=True)
         return all(m.inside(statistics[..., cut]) for m, cut in pairs)
 
@@ -295,7 +285,6 @@ class SideBySide(Model):
         return out
 
     def start(self, seed: int) -> SideBySideParameters:
-        """The j-th part starts with seed + j."""
         return SideBySideParameters(tuple(m.start(seed + j) for j, m in enumerate(self.models)))
 
     def statistics_of(self, params: SideBySideParameters) -> FloatArray:

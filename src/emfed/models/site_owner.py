@@ -107,7 +107,6 @@ class SiteOwner(FactorOwner):
         }
 
     def combine(self, summaries: Summaries, shares: FloatArray) -> dict[str, FloatArray]:
-        """All of them are means over cells."""
         return {name: shares @ values for name, values in summaries.items()}
 
     def bind(self, summaries: Summaries, counts: IntArray, weights: FloatArray) -> Self:
@@ -177,7 +176,6 @@ class SiteOwner(FactorOwner):
 
     @property
     def n_columns(self) -> int:
-        """The time stamps."""
         return self.times
 
     @property
@@ -186,7 +184,6 @@ class SiteOwner(FactorOwner):
         return 0.0, _FLOOR
 
     def cells(self, moments: FloatArray) -> FloatArray:
-        """A sample is a cell."""
         return np.ones(moments.shape[:-3])
 
     def side(self) -> Side:
@@ -198,7 +195,6 @@ class SiteOwner(FactorOwner):
         return Side.penalty(np.array([*[self.ridge] * self.rank, mean]) / n, lags, drift)
 
     def log_likelihood(self, data: Any, params: Loadings, weights: Any | None = None) -> FloatArray:
-        """The mean over cells of log p(values), factors integrated out."""
         return _each(data, weights, lambda rows: {"v": self._likelihood(rows, params)})["v"]
 
     def _likelihood(self, rows: FloatArray, params: Loadings) -> FloatArray:

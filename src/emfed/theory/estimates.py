@@ -272,11 +272,9 @@ class _Probe:
         return out
 
     def fields(self, point: FloatArray) -> FloatArray:
-        """h_i of every worker, whitened."""
         return self.metric.whiten(self.statistics(self.model.maximize(point)) - point)
 
     def each(self, params: Any, rows: Any) -> FloatArray:
-        """s-bar_ij of single rows, whitened."""
         return self.metric.whiten(self.model.expected_statistics(rows, params))
 
     def spread(self, point: FloatArray) -> FloatArray:
@@ -356,6 +354,5 @@ class _Probe:
         )
 
     def _phi(self, params: Any, steps: FloatArray) -> FloatArray:
-        """<phi(theta), u> for each direction u."""
         zero = np.zeros_like(steps[0])
         return self.model.surrogate(zero, params) - self.model.surrogate(steps, params)

@@ -274,7 +274,6 @@ def stream(
 
 
 def _memory() -> int:
-    """The host's memory, in bytes."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
@@ -310,6 +309,5 @@ def copy_rows(pool: ThreadPoolExecutor, out: Any, rows: Any) -> None:
 
 
 def _cuts(rows: int, row_bytes: int) -> list[tuple[int, int]]:
-    """Where blocks begin and end."""
     step = max(1, STREAM_BYTES // row_bytes)
     return [(start, min(start + step, rows)) for start in range(0, rows, step)]

@@ -473,12 +473,10 @@ def _fused(rows: Ragged, given: Pass, values: bool, at: Launch) -> Sums:
 
 
 def _pinned(size: int, device: Any) -> Any:
-    """Doubles on the host that a card can reach."""
     return torch.empty(size, dtype=torch.float64, pin_memory=device.type == "cuda")
 
 
 def _room(rows: Ragged, width: int) -> Any:
-    """Doubles of each worker, beside the rows."""
     size = (len(rows.starts), width)
     return torch.empty(size, dtype=torch.float64, device=rows.rows.device)
 
@@ -499,7 +497,6 @@ class _Phases:
 
     @staticmethod
     def launches(rows: Ragged, given: Pass) -> tuple[Launch, Launch]:
-        """The settings of both."""
         return phase_launches(rows.fast, _padded(given.components))
 
     def __init__(self, rows: Ragged, given: Pass, tile: int) -> None:
@@ -607,7 +604,6 @@ class _MatrixPhases(_Phases):
 
     @staticmethod
     def launches(rows: Ragged, given: Pass) -> tuple[Launch, Launch]:
-        """The settings of both phases."""
         return matrix_launches(rows.fast, _padded(len(given.features.origin)))
 
     def __init__(self, rows: Ragged, given: Pass, tile: int) -> None:
