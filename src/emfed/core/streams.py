@@ -133,6 +133,16 @@ def normals(seed: int, round_: int, purpose: Purpose, workers: IntArray, count: 
     return to_normals(words(seed, round_, purpose, workers, count))
 
 
+def uniform_row(seed: int, round_: int, purpose: Purpose, count: int) -> FloatArray:
+    """Uniform numbers of a stream that all share, ``(count,)``."""
+    return to_uniforms(word_source(seed, round_, purpose, 0)(count))
+
+
+def normal_row(seed: int, round_: int, purpose: Purpose, count: int) -> FloatArray:
+    """Standard normal numbers of a stream that all share, ``(count,)``."""
+    return to_normals(word_source(seed, round_, purpose, 0)(count))
+
+
 def to_normals(raw: NDArray[np.uint64]) -> FloatArray:
     """Words to standard normal numbers by inversion."""
     from scipy.special import ndtri

@@ -14,7 +14,7 @@ from typing import Any, final
 import numpy as np
 
 from emfed.core.errors import check_count
-from emfed.core.streams import Purpose, uniforms
+from emfed.core.streams import Purpose, uniform_row
 from emfed.imputation.families import CellFamily
 from emfed.imputation.lowrank import Cells, Covariates, Structure, TableParameters
 from emfed.imputation.sweeps import Solver
@@ -118,7 +118,7 @@ class Search:
         self.cells, self.family, self.covariates, self.seed = cells, family, covariates, seed
         self.report = report or (lambda stage, share: None)
         self.interrupted = False
-        u = uniforms(seed, 0, Purpose.CELLS, np.zeros(1, dtype=np.int64), cells.size)[0]
+        u = uniform_row(seed, 0, Purpose.CELLS, cells.size)
         self._fold = (u * folds).astype(np.int64)
         self._folds, self.tried = folds, dict[Structure, float]()
         self._starts = dict[tuple[Structure, int], TableParameters]()

@@ -17,7 +17,7 @@ from scipy.special import ndtri
 from emfed.artifacts.figures import Figure, Panel, Series, render
 from emfed.core.errors import DataError, SettingsError, check_count, check_range
 from emfed.core.protocols import FloatArray, IntArray
-from emfed.core.streams import Purpose, normals
+from emfed.core.streams import Purpose, normal_row
 from emfed.imputation.bins import Bins
 from emfed.imputation.posterior import Posterior
 from emfed.models.sides import add_up
@@ -32,7 +32,6 @@ NO_SLOPE = "no slope"
 PER_YEAR = {"year": 1.0, "month": 12.0, "week": 365.25 / 7, "index": 1.0}
 _CHUNK = 1 << 20
 """Cells computed at once."""
-_ZERO = np.zeros(1, dtype=np.int64)
 
 
 @final
@@ -241,7 +240,7 @@ def totals(
     drawn = sums - known
     mean = drawn.mean(axis=0)
     sums = known + drawn * np.divide(estimate - known, mean, np.ones_like(mean), where=mean > 0)
-    z = normals(fit.seed, 1, Purpose.FIELD_RECORDS, _ZERO, noise.size)[0].reshape(noise.shape)
+    z = normal_row(fit.seed, 1, Purpose.FIELD_RECORDS, noise.size).reshape(noise.shape)
     # Relative noise, so that a total of counts stays positive.
     root = np.sqrt(noise) / np.maximum(np.abs(sums), 1e-12)
     return estimate, np.where(sums > 0, sums * np.exp(root * z), sums), seen

@@ -40,7 +40,7 @@ from emfed.core.errors import DataError, check_count
 from emfed.core.protocols import BoolArray, FloatArray, IntArray
 from emfed.core.streams import (
     Purpose,
-    normals,
+    normal_row,
     to_normals,
     to_uniforms,
     word_source,
@@ -93,7 +93,6 @@ _LOOKED_AT = 997
 """Cells from which the tails of all are read: the median over so many is known to 0.02."""
 _NORMAL = 0.1
 """Excess kurtosis below which draws are taken as normal: it would move bounds by less than 1%."""
-_ZERO = np.zeros(1, dtype=np.int64)
 _CHUNK = 1 << 20
 """Cells computed at once."""
 
@@ -248,7 +247,7 @@ class Posterior:
             return
         # Roots of a matrix that may be singular: coefficients of what does not vary are 0.
         values, vectors = np.linalg.eigh(covariance)
-        z = normals(self.seed, 0, Purpose.IMPUTATION, _ZERO, self.count * len(values))[0]
+        z = normal_row(self.seed, 0, Purpose.IMPUTATION, self.count * len(values))
         by = z.reshape(self.count, -1) * np.sqrt(np.maximum(values, 0.0)) @ vectors.T
         self.sites[:, :, -1] -= by @ sites.T
         self.times[:, :, -1] -= by @ times.T

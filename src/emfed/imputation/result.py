@@ -15,7 +15,7 @@ from emfed.core.errors import DataError, SettingsError, check_count, check_range
 from emfed.core.ledger import Ledger
 from emfed.core.protocols import BoolArray, FloatArray, IntArray, plural
 from emfed.core.records import Records
-from emfed.core.streams import Purpose, uniforms
+from emfed.core.streams import Purpose, uniform_row
 from emfed.imputation.choice import Choice
 from emfed.imputation.families import CellMoments
 from emfed.imputation.index import Index, index_of, write_frame
@@ -26,7 +26,6 @@ from emfed.imputation.table import FieldTable
 
 _CHUNK = 1 << 20
 """Cells computed at once."""
-_ZERO = np.zeros(1, dtype=np.int64)
 Of = Literal["record", "mean"]
 
 
@@ -344,7 +343,7 @@ class Imputation:
             posterior = self._drawn(count)
         places = np.linspace(0, posterior.count - 1, count).round().astype(np.int64)
         for index, place in enumerate(places):
-            u = uniforms(self.seed, index, Purpose.FIELD_RECORDS, _ZERO, len(rows))[0]
+            u = uniform_row(self.seed, index, Purpose.FIELD_RECORDS, len(rows))
             theta = posterior.params(place).theta(rows, columns)
             theta = posterior.capped(theta)
             out[index] = self.solver.family.draw(theta, posterior.spread_at(theta, place), u)

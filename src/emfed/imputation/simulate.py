@@ -11,7 +11,7 @@ import numpy as np
 
 from emfed.core.errors import check_count
 from emfed.core.protocols import FloatArray, IntArray
-from emfed.core.streams import Purpose, check_seed, normals, uniforms
+from emfed.core.streams import Purpose, check_seed, normal_row, normals, uniforms
 from emfed.imputation.bins import Bins
 from emfed.imputation.families import CellFamily, as_family
 from emfed.imputation.lowrank import TableParameters
@@ -29,7 +29,7 @@ _NOISE = 0.5
 
 def simulated_truth(sites: int, months: int, seed: int) -> TableParameters:
     """The log-abundance that the records are drawn from."""
-    z = normals(seed, 0, Purpose.SIMULATION, np.zeros(1, dtype=np.int64), 3 * sites)[0]
+    z = normal_row(seed, 0, Purpose.SIMULATION, 3 * sites)
     site, season, trend = z.reshape(3, sites)
     month = np.arange(months)
     year = month / max(1, months - 1) - 0.5

@@ -16,13 +16,12 @@ from scipy.sparse.linalg import svds
 
 from emfed.core.errors import NumericalError
 from emfed.core.protocols import FloatArray, IntArray
-from emfed.core.streams import Purpose, normals
+from emfed.core.streams import Purpose, normal_row
 from emfed.imputation.families import CellFamily
 from emfed.imputation.lowrank import Cells, Covariates, Structure, TableParameters
 from emfed.imputation.rows import newton, site_side, time_side
 from emfed.models.sides import Side
 
-_ZERO = np.zeros(1, dtype=np.int64)
 _SMALL = 10_000
 """Entries of a matrix up to which all of its factors take less time than the leading ones."""
 
@@ -203,7 +202,7 @@ def leading(matrix: Any, rank: int, seed: int) -> tuple[FloatArray, FloatArray, 
     """
     rows, columns = matrix.shape
     few = min(rows, columns)
-    probe = normals(seed, 0, Purpose.START, _ZERO, columns)[0]
+    probe = normal_row(seed, 0, Purpose.START, columns)
     if not np.any(matrix @ probe):  # nothing in it: the iteration would have no start
         return np.zeros((rows, rank)), np.zeros(rank), np.zeros((columns, rank))
     if rank >= few or rows * columns <= _SMALL:  # the iteration needs room, and takes longer
@@ -214,7 +213,7 @@ def leading(matrix: Any, rank: int, seed: int) -> tuple[FloatArray, FloatArray, 
         right = np.pad(right.T, ((0, 0), (0, pad)))[:, :rank]
         values = np.pad(values, (0, pad))[:rank]
     else:
-        begin = normals(seed, 0, Purpose.START, _ZERO, few)[0]
+        begin = normal_row(seed, 0, Purpose.START, few)
         left, values, right = svds(matrix, k=rank, v0=begin, tol=1e-9)
         order = np.argsort(-values, kind="stable")
         left, values, right = left[:, order], values[order], right[order].T

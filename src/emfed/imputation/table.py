@@ -17,7 +17,7 @@ import numpy as np
 
 from emfed.core.errors import DataError, EmfedWarning, SettingsError, check_count, check_range
 from emfed.core.protocols import FloatArray, IntArray, WorkerCells
-from emfed.core.streams import Purpose, check_seed, uniforms
+from emfed.core.streams import Purpose, check_seed, uniform_row
 from emfed.core.wording import Setting, Wording
 from emfed.imputation.bins import Bins
 from emfed.imputation.effort import Effort
@@ -27,7 +27,6 @@ from emfed.imputation.skill import ObserverSkill
 from emfed.models.sides import add_up
 
 logger = logging.getLogger(__name__)
-_ZERO = np.zeros(1, dtype=np.int64)
 _MANY_ONES = 10
 """Cells with a count of 1 from which on a lack of zeros is told: counts that reach 1 reach 0."""
 _FEW_CELLS = 20
@@ -264,7 +263,7 @@ class FieldTable:
         """The table without a random share of its observed cells, and those cells."""
         check_range("share", share, 0, 1, open_low=True, open_high=True)
         cells = self.pooled
-        u = uniforms(check_seed(seed), 0, Purpose.HOLDOUT, _ZERO, cells.size)[0]
+        u = uniform_row(check_seed(seed), 0, Purpose.HOLDOUT, cells.size)
         count = max(1, round(share * cells.size))
         if count >= cells.size:
             raise SettingsError(f"share={share} of {cells.size} observed cells leaves none to fit.")
@@ -293,7 +292,7 @@ class FieldTable:
         n = len(self.workers)
         if count > n:
             raise SettingsError(f"{n} workers cannot make {count} groups.")
-        order = np.argsort(uniforms(check_seed(seed), 0, Purpose.GROUPING, _ZERO, n)[0])
+        order = np.argsort(uniform_row(check_seed(seed), 0, Purpose.GROUPING, n))
         group = np.empty(n, dtype=np.int64)
         group[order] = np.arange(n) % count  # sizes differ by one at most
         owner = np.repeat(group, np.diff(self.offsets))

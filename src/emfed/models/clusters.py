@@ -34,7 +34,7 @@ from emfed.core.protocols import (
     plural,
 )
 from emfed.core.registry import register_model, stored
-from emfed.core.streams import Purpose, normals, uniforms
+from emfed.core.streams import Purpose, normal_row, normals, uniforms
 from emfed.models.component_summaries import Portrait, centre_portrait
 from emfed.models.components import (
     SMALLEST_MASS,
@@ -414,7 +414,7 @@ class Clusters(Model):
     def start(self, seed: int) -> Centres:
         """Drawn around the common mean with the spread of all data."""
         k, d = self.n_components, self.n_features
-        draws = normals(seed, 0, Purpose.START, np.zeros(1, dtype=np.int64), k * d)
+        draws = normal_row(seed, 0, Purpose.START, k * d)
         spread = np.sqrt(self.variance / d) * narrow_columns(self.column_variances)
         return Centres(draws.reshape(k, d) * spread)
 

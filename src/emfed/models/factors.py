@@ -37,7 +37,7 @@ from emfed.core.protocols import (
     plural,
 )
 from emfed.core.registry import register_model, stored
-from emfed.core.streams import Purpose, normals
+from emfed.core.streams import Purpose, normal_row
 from emfed.core.wording import Setting, Wording
 from emfed.models.component_summaries import Portrait, factor_portrait
 from emfed.models.components import (
@@ -500,7 +500,7 @@ class FactorMixture(Model):
     def start(self, seed: int) -> FactorParameters:
         """Random loadings that explain half of the variances; means spread if there are several."""
         k, d, r = self.n_components, self.n_features, self.n_factors
-        draws = normals(seed, 0, Purpose.START, np.zeros(1, dtype=np.int64), k * d * (r + 1))[0]
+        draws = normal_row(seed, 0, Purpose.START, k * d * (r + 1))
         means, loadings = draws[: k * d].reshape(k, d), draws[k * d :].reshape(k, d, r)
         means = means if k > 1 else np.zeros_like(means)
         noise = np.full((k, d), 0.5)

@@ -32,7 +32,7 @@ from emfed.core.protocols import (
     plural,
 )
 from emfed.core.registry import stored
-from emfed.core.streams import Purpose, normals
+from emfed.core.streams import Purpose, normal_row
 from emfed.models.clusters import Clusters
 from emfed.models.component_summaries import Portrait, normal_portrait
 from emfed.models.components import (
@@ -460,7 +460,7 @@ class GaussianMixture(MixtureModel):
     def start(self, seed: int) -> GaussianParameters:
         """Means drawn around the common mean with the spread of all data; equal weights."""
         k, d = self.n_components, self.n_features
-        draws = normals(seed, 0, Purpose.START, np.zeros(1, dtype=np.int64), k * d)
+        draws = normal_row(seed, 0, Purpose.START, k * d)
         return GaussianParameters(np.full(k, 1 / k), *self.start_from(draws.reshape(k, d)))
 
     def clusters(self, count: int) -> Clusters:

@@ -33,7 +33,7 @@ from emfed.core.protocols import (
     plural,
 )
 from emfed.core.registry import register_model, stored
-from emfed.core.streams import Purpose, normals
+from emfed.core.streams import Purpose, normal_row
 from emfed.models import emissions
 from emfed.models.categories import clip_simplex
 from emfed.models.chains import filtered_log_densities, lengths, smooth
@@ -408,7 +408,7 @@ class HiddenMarkov(Model):
         """Columns around those of all data; states that last a few steps."""
         k = self.n_components
         size = k * self.columns.widths[0]
-        draws = normals(seed, 0, Purpose.START, np.zeros(1, dtype=np.int64), size)[0]
+        draws = normal_row(seed, 0, Purpose.START, size)
         return MarkovParameters(
             initial=np.full(k, 1 / k),
             transitions=0.5 * np.eye(k) + 0.5 / k,

@@ -29,7 +29,7 @@ from emfed.core.protocols import (
     plural,
 )
 from emfed.core.registry import register_model, stored
-from emfed.core.streams import Purpose, normals
+from emfed.core.streams import Purpose, normal_row
 from emfed.models import emissions
 from emfed.models.clusters import Clusters
 from emfed.models.column_metric import ColumnMetric
@@ -316,7 +316,7 @@ class MixedMixture(MixtureModel):
         """Around the parameters of all data; equal weights."""
         k = self.n_components
         size = k * self.columns.widths[0]
-        draws = normals(seed, 0, Purpose.START, np.zeros(1, dtype=np.int64), size)[0]
+        draws = normal_row(seed, 0, Purpose.START, size)
         arrays = emissions.begin(self.columns, k, draws)
         return MixedParameters(weights=np.full(k, 1 / k), families=arrays)
 

@@ -44,7 +44,7 @@ from emfed.core.protocols import (
     Summaries,
 )
 from emfed.core.registry import register_model
-from emfed.core.streams import Purpose, normals
+from emfed.core.streams import Purpose, normal_row
 from emfed.models.sides import add_up
 
 COLUMNS = ("site", "time", "observer", "weight", "total")
@@ -338,7 +338,7 @@ class ObserverEffects(Model):
     def start(self, seed: int) -> ObserverParameters:
         """Nearly all alike."""
         count = sum(self._sizes)
-        z = 0.01 * normals(seed, 0, Purpose.START, np.zeros(1, dtype=np.int64), count)[0]
+        z = 0.01 * normal_row(seed, 0, Purpose.START, count)
         return self._params(z, np.array([5.0]))
 
     def statistics_of(self, params: ObserverParameters) -> FloatArray:

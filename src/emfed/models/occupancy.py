@@ -30,7 +30,7 @@ from emfed.core.protocols import (
     Summaries,
 )
 from emfed.core.registry import register_model
-from emfed.core.streams import Purpose, normals
+from emfed.core.streams import Purpose, normal_row
 from emfed.models.matrices import is_positive_definite, outer, pack, unpack
 
 _TINY = 1e-12
@@ -288,7 +288,7 @@ class Occupancy(Model):
         """Presence where it was seen and a bit more, detection as visits tell; a little noise."""
         seen, made, told = known(self.rates)
         p, d = self._widths
-        z = 0.1 * normals(seed, 0, Purpose.START, np.zeros(1, dtype=np.int64), p + d)[0]
+        z = 0.1 * normal_row(seed, 0, Purpose.START, p + d)
         first, second = z[:p], z[p:]
         first[0] += _logit(np.clip(0.5 * (1 + seen) * 0.98, 0.02, 0.98))
         rate = told / max(made * max(0.5 * (1 + seen), _TINY), _TINY)

@@ -34,7 +34,7 @@ from emfed.core.protocols import (
     plural,
 )
 from emfed.core.registry import register_model, stored
-from emfed.core.streams import Purpose, normals
+from emfed.core.streams import Purpose, normal_row
 from emfed.models.component_summaries import Portrait, alike
 from emfed.models.components import (
     NEAR_FLOOR,
@@ -443,7 +443,7 @@ class RegressionMixture(MixtureModel):
         k, p = self.n_components, self.n_inputs
         products = self._known.products
         pooled = np.linalg.lstsq(products[:-1, :-1], products[:-1, -1], rcond=None)[0]
-        draws = normals(seed, 0, Purpose.START, np.zeros(1, dtype=np.int64), k * (p + 1))
+        draws = normal_row(seed, 0, Purpose.START, k * (p + 1))
         lines = pooled + 0.5 * draws.reshape(k, p + 1)
         return RegressionParameters(np.full(k, 1 / k), lines[:, 0], lines[:, 1:], np.ones(k))
 

@@ -26,7 +26,7 @@ import numpy as np
 from emfed.core.errors import DataError, SettingsError, check_count, check_range, check_type, known
 from emfed.core.protocols import FloatArray, IntArray, ModelWords, Names, Summaries
 from emfed.core.registry import register_model
-from emfed.core.streams import Purpose, normals
+from emfed.core.streams import Purpose, normal_row
 from emfed.models.component_summaries import Portrait, factor_portrait
 from emfed.models.imputing import latent_numbers
 from emfed.models.loadings import FactorParameters, rotate
@@ -371,7 +371,7 @@ class RowOwner(FactorOwner):
     def start(self, seed: int) -> Loadings:
         """Random loadings that explain half of the variances."""
         d, k = self.n_features, self.rank
-        draw = normals(seed, 0, Purpose.START, np.zeros(1, dtype=np.int64), d * k)[0]
+        draw = normal_row(seed, 0, Purpose.START, d * k)
         loadings = draw.reshape(d, k) * np.sqrt(0.5 / k)
         return Loadings(np.pad(loadings, ((0, 0), (0, 1))), np.array([0.5]))
 

@@ -21,7 +21,7 @@ import numpy as np
 from emfed.core.errors import DataError, check_count, known
 from emfed.core.protocols import FloatArray, IntArray, ModelWords, Names, Summaries
 from emfed.core.registry import register_model, stored
-from emfed.core.streams import Purpose, normals
+from emfed.core.streams import Purpose, normal_row
 from emfed.models.owners import FactorOwner, Loadings
 from emfed.models.sides import Side, add_up, drift_of, lags_of
 
@@ -212,9 +212,9 @@ class SiteOwner(FactorOwner):
 
     def start(self, seed: int) -> Loadings:
         """Small random loadings about the mean."""
-        draw = normals(seed, 0, Purpose.START, np.zeros(1, dtype=np.int64), self.times * self.rank)[
-            0
-        ].reshape(self.times, self.rank)
+        draw = normal_row(seed, 0, Purpose.START, self.times * self.rank).reshape(
+            self.times, self.rank
+        )
         # One common factor to begin with: most of what sites differ in is how much they hold.
         draw = 0.1 * draw
         draw[:, 0] += 0.5
