@@ -18,7 +18,7 @@ from typing import Any, Self, final
 import numpy as np
 from array_api_compat import array_namespace, device
 
-from emfed.core.errors import SettingsError, check_count, check_type, known
+from emfed.core.errors import check_count, check_type, known
 from emfed.core.protocols import (
     BoolArray,
     FloatArray,
@@ -45,8 +45,8 @@ from emfed.models.components import (
 from emfed.models.devices import MOST_COMPONENTS, Features, Pass, labels, ragged, sweep
 from emfed.models.metric import narrow_columns
 from emfed.models.mixture import blocks, to_numpy
-from emfed.models.parameters import Frame, common_frame
-from emfed.models.rows import check_rows, combine_moments, moments, total_weight
+from emfed.models.parameters import Frame, check_shapes, common_frame
+from emfed.models.rows import check_rows, combine_moments, mean_over_rows, moments, total_weight
 
 TRIALS = 4
 """Centres tried at each step of the seeding, of which the best is kept."""
@@ -324,11 +324,7 @@ class Clusters(Model):
 
     def log_likelihood(self, data: Any, params: Centres, weights: Any | None = None) -> FloatArray:
         """Minus the (weighted) mean squared distance: not a likelihood, but what rises."""
-        values = self.score_samples(data, params)
-        if weights is None:
-            return np.asarray(values.mean(axis=-1))
-        w = to_numpy(weights)
-        return np.asarray((values * w).sum(axis=-1) / w.sum(axis=-1))
+        return mean_over_rows(self.score_samples(data, params), weights)
 
     # The M-step.
 
@@ -430,12 +426,7 @@ class Clusters(Model):
     def from_user(self, params: Centres) -> Centres:
         """Checked centres in the frame's units."""
         check_type("start", params, Centres, "Centres(centres)")
-        expected = (self.n_components, self.n_features)
-        if params.centres.shape != expected or not np.isfinite(params.centres).all():
-            raise SettingsError(
-                f"start centres: expected finite numbers of shape {expected}; got shape "
-                f"{params.centres.shape}."
-            )
+        check_shapes(params, {"centres": (self.n_components, self.n_features)})
         return Centres((params.centres - self._frame.origin) / self._frame.scale)
 
     def portrait(self, params: Centres, names: Sequence[str]) -> Portrait:

@@ -59,10 +59,12 @@ from emfed.models.parameters import (
     Frame,
     GaussianParameters,
     InverseWishart,
+    check_noise_prior,
+    check_shapes,
     common_frame,
     is_constant,
 )
-from emfed.models.rows import check_rows, combine_moments, moments, total_weight
+from emfed.models.rows import check_rows, combine_moments, mean_over_rows, moments, total_weight
 from emfed.models.sampling import entropy, sample_gaussian
 
 LEAST_FACTOR, LEAST_EXPANSION = 1e-6, 1e-5
@@ -121,9 +123,7 @@ class FactorMixture(Model):
         check_range("noise_floor", self.noise_floor, 0, 1, open_high=True)
         check_range("weight_concentration", self.weight_concentration, 1, np.inf, open_high=True)
         if self.noise_prior is not None:
-            check_type("noise_prior", self.noise_prior, InverseWishart, "InverseWishart(dof=5)")
-            if np.ndim(self.noise_prior.scale):
-                raise SettingsError("noise_prior: the scale must be a number, of the variances.")
+            check_noise_prior(self.noise_prior)
 
     @property
     def _frame(self) -> Frame:
@@ -326,11 +326,7 @@ class FactorMixture(Model):
         if rows is not None and self.sweeps:
             found = self._swept(rows, params, values=True)[1]
             return np.asarray(found if data.ndim == 3 else found[0])
-        values = self.score_samples(data, params)
-        if weights is None:
-            return np.asarray(values.mean(axis=-1))
-        w = to_numpy(weights)
-        return np.asarray((values * w).sum(axis=-1) / w.sum(axis=-1))
+        return mean_over_rows(self.score_samples(data, params), weights)
 
     def factors(self, data: Any, params: FactorParameters) -> FloatArray:
         """E[z | row, component] in the rotation of `to_user`, ``(..., rows, K, r)``."""
@@ -534,12 +530,7 @@ class FactorMixture(Model):
         check_type("start", params, FactorParameters, "FactorParameters(weights, means, ...)")
         k, d, r = self.n_components, self.n_features, self.n_factors
         shapes = {"weights": (k,), "means": (k, d), "loadings": (k, d, r), "noise": (k, d)}
-        for name, value in params.arrays().items():
-            if value.shape != shapes[name] or not np.isfinite(value).all():
-                raise SettingsError(
-                    f"start {name}: expected finite numbers of shape {shapes[name]}; got shape "
-                    f"{value.shape}."
-                )
+        check_shapes(params, shapes)
         if np.any(params.noise <= 0) or np.any(params.weights <= 0):
             raise SettingsError("start: weights and noise variances must be positive.")
         origin, scale = self._frame.origin, self._frame.scale

@@ -44,6 +44,7 @@ from emfed.models.components import SMALLEST_MASS, keep_dying
 from emfed.models.families import positive
 from emfed.models.groups import code_shares, seen_shares
 from emfed.models.mixture import to_numpy
+from emfed.models.rows import mean_over_rows
 
 BLOCK_ELEMENTS = 1 << 20
 """Doubles in the features of the sequences that run together."""
@@ -310,11 +311,7 @@ class HiddenMarkov(Model):
         self, data: Any, params: MarkovParameters, weights: Any | None = None
     ) -> FloatArray:
         """The (weighted) mean over sequences of log p."""
-        values = self.score_samples(data, params)
-        if weights is None:
-            return np.asarray(values.mean(axis=-1))
-        w = to_numpy(weights)
-        return np.asarray((values * w).sum(axis=-1) / w.sum(axis=-1))
+        return mean_over_rows(self.score_samples(data, params), weights)
 
     # The M-step.
 

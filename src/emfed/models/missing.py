@@ -47,7 +47,7 @@ from emfed.models.mixture import to_numpy
 from emfed.models.naming import column_name
 from emfed.models.parameters import GaussianParameters
 from emfed.models.patterns import Stack, row_stacks, sizes
-from emfed.models.rows import check_seen, combine_seen, seen_moments, total_weight
+from emfed.models.rows import check_seen, combine_seen, mean_over_rows, seen_moments, total_weight
 from emfed.models.sampling import entropy
 
 
@@ -198,8 +198,14 @@ class MissingGaussianMixture(Model):
         count = total_weight(data, weights).reshape(-1, 1)
         return (total / count).reshape(*lead, self.layout.size)
 
-    def _log_densities(self, data: Any, params: GaussianParameters) -> FloatArray:
-        """log p of what was seen in each row, in the user's units, ``(workers * rows,)``."""
+    def log_likelihood(
+        self, data: Any, params: GaussianParameters, weights: Any | None = None
+    ) -> FloatArray:
+        """The (weighted) mean of log p of what was seen."""
+        return mean_over_rows(self.score_samples(data, params), weights)
+
+    def score_samples(self, data: Any, params: GaussianParameters) -> FloatArray:
+        """log p of what was seen in each row, in the user's units."""
         scale = np.log(self.inner.constants.frame.scale) + 0.5 * np.log(2 * np.pi)
         out = np.empty(int(np.prod(data.shape[:-1])))
         for stack in self._stacks(data, None):
@@ -207,21 +213,7 @@ class MissingGaussianMixture(Model):
             marginal = own if stack.seen.all() else self._marginal(own, stack.seen)
             values = self.inner.score_samples(stack.rows, marginal)
             out[stack.positions] = values + ((~stack.seen) @ scale)[:, None]
-        return out
-
-    def log_likelihood(
-        self, data: Any, params: GaussianParameters, weights: Any | None = None
-    ) -> FloatArray:
-        """The (weighted) mean of log p of what was seen."""
-        values = self._log_densities(data, params).reshape(data.shape[:-1])
-        if weights is None:
-            return values.mean(axis=-1)
-        w = to_numpy(weights)
-        return (values * w).sum(axis=-1) / w.sum(axis=-1)
-
-    def score_samples(self, data: Any, params: GaussianParameters) -> FloatArray:
-        """log p of what was seen in each row."""
-        return self._log_densities(data, params).reshape(data.shape[:-1])
+        return out.reshape(data.shape[:-1])
 
     def responsibilities(self, data: Any, params: GaussianParameters) -> FloatArray:
         """p(component | what was seen), ``(..., rows, K)``."""

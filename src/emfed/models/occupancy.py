@@ -317,13 +317,8 @@ class Occupancy(Model):
         return ModelWords("occupancy model")
 
     def describe(self) -> dict[str, Any]:
-        return {
-            "model": "occupancy",
-            "visits": self.visits,
-            "presence_covariates": self.presence_covariates,
-            "detection_covariates": self.detection_covariates,
-            "ridge": self.ridge,
-        }
+        names = ("visits", "presence_covariates", "detection_covariates", "ridge")
+        return {"model": "occupancy", **{name: getattr(self, name) for name in names}}
 
 
 def _logit(share: Any) -> float:

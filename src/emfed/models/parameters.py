@@ -102,6 +102,13 @@ class InverseWishart:
         return {"dof": self.dof, "scale": np.asarray(self.scale).tolist()}
 
 
+def check_noise_prior(prior: Any) -> None:
+    """Refuse a prior on noise variances that is not of one dimension."""
+    check_type("noise_prior", prior, InverseWishart, "InverseWishart(dof=5)")
+    if np.ndim(prior.scale):
+        raise SettingsError("noise_prior: the scale must be a number, of the variances.")
+
+
 @stored("frame")
 @dataclass(frozen=True)
 class Frame:
@@ -186,19 +193,24 @@ def _complain_of_constant(columns: IntArray, bearable: bool) -> None:
     warnings.warn(f"{problem} and {tail}.", EmfedWarning, 4)
 
 
-def check_start(params: GaussianParameters, k: int, d: int, kind: str) -> None:
-    """Refuse starting parameters of the wrong shape, or weights that are none."""
-    check_type("start", params, GaussianParameters, "GaussianParameters(weights, means, ...)")
-    covariances = {"full": (k, d, d), "diag": (k, d), "spherical": (k,)}.get(kind, (d, d))
-    shapes = {"weights": (k,), "means": (k, d), "covariances": covariances}
+def check_shapes(params: Parameters, shapes: Mapping[str, tuple[int, ...]], what: str = "") -> None:
+    """Refuse starting parameters whose arrays have other shapes, or numbers that are not finite."""
     for name, value in params.arrays().items():
         bad = value.size - int(np.isfinite(value).sum())
         if value.shape != shapes[name] or bad:
             tail = f", {bad} of them not finite" if bad else ""
             raise SettingsError(
-                f"start {name}: expected finite numbers of shape {shapes[name]} for "
-                f"covariance={kind!r}; got shape {value.shape}{tail}."
+                f"start {name}: expected finite numbers of shape {shapes[name]}{what}; got shape "
+                f"{value.shape}{tail}."
             )
+
+
+def check_start(params: GaussianParameters, k: int, d: int, kind: str) -> None:
+    """Refuse starting parameters of the wrong shape, or weights that are none."""
+    check_type("start", params, GaussianParameters, "GaussianParameters(weights, means, ...)")
+    covariances = {"full": (k, d, d), "diag": (k, d), "spherical": (k,)}.get(kind, (d, d))
+    shapes = {"weights": (k,), "means": (k, d), "covariances": covariances}
+    check_shapes(params, shapes, f" for covariance={kind!r}")
     if np.any(params.weights <= 0) or abs(params.weights.sum() - 1) > 1e-6:
         raise SettingsError(
             f"start weights must be positive and sum to 1; got {params.weights.tolist()}."

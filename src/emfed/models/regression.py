@@ -56,7 +56,14 @@ from emfed.models.matrices import (
 )
 from emfed.models.mixture import MixtureModel
 from emfed.models.naming import column_name, counted
-from emfed.models.parameters import Frame, InverseWishart, common_frame, is_constant
+from emfed.models.parameters import (
+    Frame,
+    InverseWishart,
+    check_noise_prior,
+    check_shapes,
+    common_frame,
+    is_constant,
+)
 from emfed.models.rows import check_rows, combine_moments, moments
 
 LEAST_SPREAD = 1e-9
@@ -219,9 +226,7 @@ class RegressionMixture(MixtureModel):
         check_range("weight_concentration", self.weight_concentration, 1, np.inf, open_high=True)
         check_range("ridge", self.ridge, 0, np.inf, open_high=True)
         if self.noise_prior is not None:
-            check_type("noise_prior", self.noise_prior, InverseWishart, "InverseWishart(dof=5)")
-            if np.ndim(self.noise_prior.scale):
-                raise SettingsError("noise_prior: the scale must be a number, of the variance.")
+            check_noise_prior(self.noise_prior)
 
     def among(self, names: Sequence[str]) -> Self:
         """The model for a table with these columns, one of which ``target`` may name."""
@@ -475,12 +480,7 @@ class RegressionMixture(MixtureModel):
         check_type("start", params, RegressionParameters, "RegressionParameters(weights, ...)")
         k, p = self.n_components, self.n_inputs
         shapes = {"weights": (k,), "intercepts": (k,), "coefficients": (k, p), "noise": (k,)}
-        for name, value in params.arrays().items():
-            if value.shape != shapes[name] or not np.isfinite(value).all():
-                raise SettingsError(
-                    f"start {name}: expected finite numbers of shape {shapes[name]}; got shape "
-                    f"{value.shape}."
-                )
+        check_shapes(params, shapes)
         if np.any(params.noise <= 0) or np.any(params.weights <= 0):
             raise SettingsError("start: weights and noise variances must be positive.")
         origin, scale = self._known.frame.origin, self._known.frame.scale

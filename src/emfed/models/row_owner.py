@@ -33,9 +33,15 @@ from emfed.models.loadings import FactorParameters, rotate
 from emfed.models.mixture import to_numpy
 from emfed.models.naming import column_name
 from emfed.models.owners import FactorOwner, Loadings
-from emfed.models.parameters import Frame, GaussianParameters, common_frame, is_constant
+from emfed.models.parameters import (
+    Frame,
+    GaussianParameters,
+    check_shapes,
+    common_frame,
+    is_constant,
+)
 from emfed.models.patterns import Stack, add_by_owner, row_stacks, sizes
-from emfed.models.rows import check_seen, combine_seen, seen_moments, total_weight
+from emfed.models.rows import check_seen, combine_seen, mean_over_rows, seen_moments, total_weight
 from emfed.models.sampling import sample_gaussian
 from emfed.models.sides import Side
 
@@ -228,15 +234,14 @@ class RowOwner(FactorOwner):
     def _hidden_errors(self, data: Any, params: Loadings, weights: Any | None) -> FloatArray:
         """Squared errors of hidden values in units of the columns' scales; means over rows."""
         rows = np.asarray(to_numpy(data), dtype=np.float64)
-        flat, w = rows.reshape(-1, rows.shape[-1]), np.ones(rows.shape[:-1])
+        flat = rows.reshape(-1, rows.shape[-1])
         away = np.zeros(len(flat))
         for at in self._posteriors(data, params):
             where = at.stack.positions
             values = (flat[where] - self._frame.origin) / self._frame.scale
             errors = np.where(at.stack.seen[:, None], 0.0, values - at.estimates())
             away[where] = np.nansum(errors**2, axis=-1)  # what nobody saw is no error
-        w = w if weights is None else np.broadcast_to(to_numpy(weights), w.shape)
-        return np.asarray((away.reshape(w.shape) * w).sum(axis=-1) / w.sum(axis=-1))
+        return mean_over_rows(away.reshape(rows.shape[:-1]), weights)
 
     def _own(self, params: Loadings, owners: IntArray) -> tuple[FloatArray, FloatArray]:
         """Loadings and noise of each pattern's worker, or of all where they are common."""
@@ -315,9 +320,7 @@ class RowOwner(FactorOwner):
 
     def log_likelihood(self, data: Any, params: Loadings, weights: Any | None = None) -> FloatArray:
         """The (weighted) mean over rows of log p of what was seen."""
-        values = self.score_samples(data, params)
-        w = np.ones(values.shape) if weights is None else to_numpy(weights)
-        return np.asarray((values * w).sum(axis=-1) / w.sum(axis=-1))
+        return mean_over_rows(self.score_samples(data, params), weights)
 
     # Missing values.
 
@@ -389,12 +392,7 @@ class RowOwner(FactorOwner):
         check_type("start", params, FactorParameters, "FactorParameters(weights, means, ...)")
         d, k = self.n_features, self.rank
         shapes = {"weights": (1,), "means": (1, d), "loadings": (1, d, k), "noise": (1, d)}
-        for name, value in params.arrays().items():
-            if value.shape != shapes[name] or not np.isfinite(value).all():
-                raise SettingsError(
-                    f"start {name}: expected finite numbers of shape {shapes[name]}; got shape "
-                    f"{value.shape}."
-                )
+        check_shapes(params, shapes)
         if np.any(params.noise <= 0):
             raise SettingsError("start noise: expected positive numbers.")
         origin, scale = self._frame.origin, self._frame.scale

@@ -158,6 +158,14 @@ def total_weight(data: Any, weights: Any | None) -> FloatArray:
     return to_numpy(weights).sum(axis=-1)
 
 
+def mean_over_rows(values: FloatArray, weights: Any | None) -> FloatArray:
+    """The (weighted) mean of numbers ``(..., rows)``."""
+    if weights is None:
+        return np.asarray(values.mean(axis=-1))
+    w = to_numpy(weights)
+    return np.asarray((values * w).sum(axis=-1) / w.sum(axis=-1))
+
+
 def seen_moments(data: Any, weights: Any | None) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Share of values seen, their mean and, about it, mean square: ``(..., d)`` each.
 
