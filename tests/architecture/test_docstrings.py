@@ -19,6 +19,14 @@ import emfed
 LAYOUT = {"GL01", "GL02", "GL03", "ES01", "SA01", "SS05", "YD01", "GL08"}
 WITHOUT_EXAMPLE = {"EX01"}  # a method's example is that of its class
 ERRORS = {"PR01", "PR02"}  # exceptions are raised by us and made by nobody else
+# Functions make these, and say what goes in.
+MADE = {
+    f"emfed.models.{name}"
+    for name in (
+        *("Clusters", "FactorMixture", "GaussianMixture", "HiddenMarkov", "MixedMixture"),
+        "RegressionMixture",
+    )
+}
 
 
 def public() -> Iterator[tuple[str, Any]]:
@@ -46,7 +54,8 @@ METHODS = [
 @pytest.mark.parametrize("name", PUBLIC)
 def test_a_public_name_says_what_goes_in_and_what_comes_out(name: str) -> None:
     what = PUBLIC[name]
-    ignored = LAYOUT | (ERRORS if inspect.isclass(what) and issubclass(what, Exception) else set())
+    raised = inspect.isclass(what) and issubclass(what, Exception)
+    ignored = LAYOUT | (ERRORS if raised or name in MADE else set())
     assert complaints(name, ignored) == []
 
 

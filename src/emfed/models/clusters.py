@@ -102,28 +102,7 @@ class ColumnUnits(Metric):
 @final
 @dataclass(frozen=True, eq=False)
 class Clusters(Model):
-    """The model k-means, which has a hard E-step; `emfed.k_means` makes one.
-
-    Parameters
-    ----------
-    n_components : int
-        The number of clusters.
-    standardised : bool
-        Whether distances are in standard deviations of each column, not in the user's units.
-    fill : bool
-        Whether NaN counts as the common mean: rough, but enough to start other models.
-    smallest : int
-        Clusters with fewer of a worker's rows are left out of what it says.
-    frame : Frame or None
-        The common origin and scale, which binding fills in.
-    samples : int
-        The number of rows of all workers, which binding fills in.
-    variance : float
-        The mean squared distance to the common mean, in the frame; binding fills it in.
-    framed : bool
-        Whether the frame is that of another model, which binding leaves as it is.
-    spreads : array or None
-        The variances of the columns in the frame, if they are not all 1; binding fills them in.
+    """The model k-means, which has a hard E-step; `emfed.k_means` makes one and says what it takes.
 
     Examples
     --------
@@ -135,12 +114,18 @@ class Clusters(Model):
     n_components: int
     standardised: bool = False
     fill: bool = False
+    """Whether NaN counts as the common mean: rough, but enough to start other models."""
     smallest: int = 1
+    """Clusters with fewer of a worker's rows are left out of what it says."""
+    # Binding fills in what follows, but the frame of another model.
     frame: Frame | None = None
     samples: int = 0
     variance: float = 0.0
+    """The mean squared distance to the common mean, in the frame."""
     framed: bool = False
+    """Whether the frame is that of another model."""
     spreads: FloatArray | None = None
+    """The variances of the columns in the frame, if they are not all 1."""
 
     def __post_init__(self) -> None:
         check_count("n_clusters", self.n_components)

@@ -76,29 +76,9 @@ that doing so must gain."""
 @final
 @dataclass(frozen=True, eq=False)
 class FactorMixture(Model):
-    """A mixture of factor analysers; `emfed.factor_analysis` and `emfed.ppca` make one.
+    """A mixture of factor analysers.
 
-    Parameters
-    ----------
-    n_factors : int
-        The number of factors.
-    n_components : int
-        The number of components.
-    isotropic : bool
-        Whether all columns of a component have one noise variance, as in PCA.
-    noise_floor : float
-        The least noise variance, as a share of the variance of its column; where all columns have
-        one noise variance, of that which varies least (of several components, of their mean).
-    weight_concentration : float
-        The concentration, at least 1, of a symmetric Dirichlet prior on the weights; 1 is none.
-    noise_prior : InverseWishart or None
-        A prior, in one dimension, on each noise variance; its scale is a number.
-    frame : Frame or None
-        The common origin and scale, which binding fills in.
-    samples : int
-        The number of rows of all workers, which binding fills in.
-    second_moment : array
-        The second moment of all rows about the mean, in the frame: all that one analyser needs.
+    `emfed.factor_analysis` and `emfed.ppca` make one, and say what it takes.
 
     Examples
     --------
@@ -113,9 +93,11 @@ class FactorMixture(Model):
     noise_floor: float = 1e-6
     weight_concentration: float = 1.0
     noise_prior: InverseWishart | None = None
+    # Binding fills in what follows.
     frame: Frame | None = None
     samples: int = 0
     second_moment: FloatArray = dataclasses.field(default_factory=lambda: np.empty(0))
+    """That of all rows about the mean, in the frame: all that one analyser needs."""
 
     def __post_init__(self) -> None:
         check_count("n_factors", self.n_factors)

@@ -73,20 +73,9 @@ class BoundGaussian:
 
 @dataclass(frozen=True, eq=False)
 class GaussianMixture(MixtureModel):
-    """A Gaussian mixture: what the covariance types share; `emfed.gaussian_mixture` makes one.
+    """A Gaussian mixture: what the covariance types share.
 
-    Parameters
-    ----------
-    n_components : int
-        The number of components.
-    covariance_floor : float
-        The smallest eigenvalue of a covariance, as a share of the variance of the columns.
-    weight_concentration : float
-        The concentration, at least 1, of a symmetric Dirichlet prior on the weights; 1 is none.
-    covariance_prior : InverseWishart or None
-        A prior on the covariances.
-    bound : BoundGaussian or None
-        What the opening exchange told, which binding fills in.
+    `emfed.gaussian_mixture` makes one, and says what it takes.
 
     Examples
     --------

@@ -91,22 +91,7 @@ class MarkovParameters(ColumnParameters):
 @final
 @dataclass(frozen=True, eq=False)
 class HiddenMarkov(Model):
-    """A hidden Markov model of sequences; `emfed.hidden_markov` makes one.
-
-    Parameters
-    ----------
-    n_components : int
-        The number of states.
-    columns : Columns
-        The columns of a step and their families.
-    concentration : float
-        The concentration of a Dirichlet prior on initial and transition probabilities; 1 is none.
-    prior_rows : float
-        Steps with the average statistics of all data that are added to every state.
-    samples : int
-        The number of sequences, which binding fills in.
-    length : float
-        The mean length of a sequence, which binding fills in.
+    """A hidden Markov model of sequences; `emfed.hidden_markov` makes one and says what it takes.
 
     Examples
     --------
@@ -119,8 +104,10 @@ class HiddenMarkov(Model):
     columns: Columns
     concentration: float = 1.0
     prior_rows: float = 0.0
+    # Binding fills in what follows.
     samples: int = 0
     length: float = 0.0
+    """The mean length of a sequence."""
 
     def __post_init__(self) -> None:
         check_count("n_components", self.n_components)

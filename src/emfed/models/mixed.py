@@ -94,20 +94,9 @@ class MixedParameters(ColumnParameters):
 @final
 @dataclass(frozen=True, eq=False)
 class MixedMixture(MixtureModel):
-    """A mixture over a table of mixed types; `emfed.mixed_mixture` makes one.
+    """A mixture over a table of mixed types.
 
-    Parameters
-    ----------
-    n_components : int
-        The number of components.
-    columns : Columns
-        The columns of a row and their families.
-    weight_concentration : float
-        The concentration, at least 1, of a symmetric Dirichlet prior on the weights; 1 is none.
-    prior_rows : float
-        Rows with the average statistics of all data that are added to every component.
-    samples : int or None
-        The number of rows of all workers, which binding fills in.
+    `emfed.mixed_mixture` makes one, and says what it takes.
 
     Examples
     --------

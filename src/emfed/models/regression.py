@@ -186,24 +186,9 @@ class RegressionMetric(Metric):
 @final
 @dataclass(frozen=True, eq=False)
 class RegressionMixture(MixtureModel):
-    """A mixture of linear regressions; `emfed.regression_mixture` makes one.
+    """A mixture of linear regressions.
 
-    Parameters
-    ----------
-    n_components : int
-        The number of components.
-    target : int or str
-        The column that is explained: its position, or its name where rows have names.
-    noise_floor : float
-        The least noise variance, as a share of the variance of the target.
-    weight_concentration : float
-        The concentration, at least 1, of a symmetric Dirichlet prior on the weights; 1 is none.
-    ridge : float
-        The strength of a normal prior on the standardised coefficients.
-    noise_prior : InverseWishart or None
-        A prior, in one dimension, on the noise.
-    bound : RegressionBound or None
-        What the opening exchange told, which binding fills in.
+    `emfed.regression_mixture` makes one, and says what it takes.
 
     Examples
     --------
