@@ -114,6 +114,22 @@ def test_dithering_omega_is_attained(d: int, levels: int, norm: float, worst: Fl
     assert ratio == pytest.approx(operator.omega(d), rel=1e-9)
 
 
+@pytest.mark.parametrize("norm", [2.2, 3.5, 8.0, 50.0])
+@pytest.mark.parametrize("levels", [1, 4])
+@pytest.mark.parametrize("d", [20, 1000])
+def test_dithering_omega_between_norms_2_and_infinity_is_not_far_from_the_worst(
+    d: int, levels: int, norm: float
+) -> None:
+    """It was that of norm 2, up to twice what is ever reached."""
+    operator = Dithering(levels, norm, scales="float64")
+    many = np.arange(1, 7)[:, None, None]  # so many large numbers beside equal small ones
+    small = np.geomspace(1e-4, 1, 400)[None, :, None]
+    vectors = np.where(np.arange(d) < many, 1.0, small).reshape(-1, d)
+    ratios = operator.variance(vectors) / (vectors**2).sum(axis=-1)
+    assert ratios.max() <= operator.omega(d) <= 1.6 * ratios.max()
+    assert operator.omega(d) <= Dithering(levels, 2.0, scales="float64").omega(d)
+
+
 @each
 @given(scale=st.sampled_from([0.0, 5e-324, 1e-310, 1e-200, 1e-30, 1e30, 1e200, 1e300]))
 def test_extreme_vectors_stay_finite(operator: Compressor, scale: float) -> None:

@@ -80,12 +80,20 @@ def _omega(d: int, s: int, r: float) -> float:
     * r = inf: one coordinate has a = s and no variance; optimising over the others gives
       (sqrt(s^2 + d - 1) - s) / (2 s), attained by (1, t, ..., t). For s = 1 it is the
       (sqrt(d) - 1) / 2 of Mishchenko et al. 2019.
-    * 2 < r < inf: |x|_r <= |x|_2, so the value for r = 2 is a bound.
+    * 2 < r < inf: |x|_r <= |x|_2^(2/r) |x|_inf^(1 - 2/r), and |x|_2^2 plus the sum of
+      (|x|_r / s)^2 g(a_j^2) is log-convex in log |x|_r. So 1 + omega is at most the weighted
+      geometric mean of the bounds by g for r = 2 and for r = inf. In the latter the largest
+      coordinate counts 1/4 too (but for s = 1, where g may go on to a = 1).
     """
     if d == 1:
         return 0.0
     if isinf(r):
         return (sqrt(s * s + d - 1) - s) / (2 * s)
+    if r > 2:
+        four = 4 * s * s
+        by_g = (sqrt((four + 1) ** 2 + 4 * four * (d - 1)) - four + 1) / (2 * four)
+        largest = _omega(d, s, inf) if s == 1 else by_g
+        return float((1 + _omega(d, s, 2.0)) ** (2 / r) * (1 + largest) ** (1 - 2 / r) - 1)
     v = s * s * (d ** (1 - 2 / r) if r < 2 else 1.0)
     if s == 1 or v / d <= 0.25:
         return max(0.0, sqrt(d / v) - 1)
