@@ -336,5 +336,5 @@ def test_a_checkpoint_of_seeded_noise_is_none_of_a_private_fit(tmp_path: Path) -
     settings: dict[str, Any] = {"epsilon": 2.0, "checkpoint": kept, "resume": True}
     emfed.fit(MODEL, table(), noise_seed=1, callbacks=end, **settings)
     for other in (None, 2):
-        with pytest.raises(emfed.core.errors.CheckpointError, match="another noise"):
+        with pytest.raises(emfed.core.errors.CheckpointError, match="other noise"):
             emfed.fit(MODEL, table(), noise_seed=other, **settings)

@@ -31,8 +31,11 @@ def terms(rules: SiteRules, known: Any = SITES, rows: int = 40, **more: Any) -> 
     return OwnerTerms("oslo", rules, set(known), OfferedRows(as_workers([table(rows)])), **more)
 
 
-def asked(masked: bool = True, sites: Any = SITES, **program: Any) -> Agreement:
-    return Agreement(sites, ("analyst",), masked, program={**PROGRAM, **program})
+def asked(
+    masked: bool = True, sites: Any = SITES, newcomers: bool = True, **program: Any
+) -> Agreement:
+    document = {**PROGRAM, **program}
+    return Agreement(sites, ("analyst",), masked, newcomers=newcomers, program=document)
 
 
 def test_default_rules_accept_a_masked_mixture_in_words() -> None:
@@ -59,7 +62,10 @@ PRIOR = {"dof": 5.0, "scale": [[1.0, 0.0], [0.0, 1.0]]}
         (asked(columns=None), SiteRules(), "name no columns"),
         (asked(model={"kind": "no-such"}), SiteRules(), "no-such"),
         (asked(model={**PROGRAM["model"], "covariance_prior": PRIOR}), SiteRules(), "chose 5 numb"),
-        (asked(fit={"epsilon": 1.0}), SiteRules(), "private fits"),
+        (asked(fit={"epsilon": 1.0}), SiteRules(), "without newcomers"),
+        (asked(newcomers=False, fit={"epsilon": 1.0}), SiteRules(), "no key of noise"),
+        (asked(fit={"epsilon": 1.0, "delta": 1e-4}), SiteRules(), "a delta of 1e-05"),
+        (asked(fit={"epsilon": 1.0, "noise_seed": 3}), SiteRules(), "every site draws its noise"),
         (asked(), SiteRules(largest_epsilon=1.0), "private runs alone"),
     ],
 )

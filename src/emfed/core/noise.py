@@ -29,8 +29,11 @@ SITES_DRAW = Wording(
 
 
 ROOM_BITS = 46
-"""Bits that a sum may be away from 0, in steps: room for 100 million rows on any lattice. So
-messages are equally long whatever rows say."""
+"""Bits that a sum may be away from 0: room for 100 million rows on any lattice. So messages are
+equally long whatever rows say."""
+GUARD_BITS = 12
+"""Bits below that take up the roundings of two thousand sites: whole sums are exact. So a sum that
+is made again after a crash is the same, and so is all that is asked after it."""
 
 
 class NoisyAsk(Ask):
@@ -42,8 +45,8 @@ class NoisyAsk(Ask):
     """
 
     counted: ClassVar[bool] = False
-    noise: ClassVar[float] = float(DEVIATION) ** 2
-    precision = Precision(np.array(1.0), np.array(0.0), np.array(2.0**ROOM_BITS))
+    noise: ClassVar[float] = float(DEVIATION << GUARD_BITS) ** 2
+    precision = Precision(np.array(2.0**-GUARD_BITS), np.array(0.0), np.array(2.0**ROOM_BITS))
     last: LastSum | None = None
     """What the last sum said to the fit that asks."""
 

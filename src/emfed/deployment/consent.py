@@ -9,21 +9,31 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import hmac
+import logging
 import re
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, final
 
 import numpy as np
 
+from emfed.aggregation.privacy import SiteNoise
 from emfed.core.errors import DataError, FederationError, SettingsError
+from emfed.core.noise import NoiseKey
+from emfed.core.privacy import Privacy, epsilon_of, mu_squared_of
 from emfed.core.protocols import Model
-from emfed.core.sums import Ask, FloatArray, Mean
+from emfed.core.sums import Ask, FloatArray, Mean, Rows
 from emfed.data.sources import chunks
-from emfed.data.summing import HeldRows, check_rows_held
+from emfed.data.summing import (
+    HeldRows,
+    check_plain,
+    check_rows_held,
+    plain_rows,
+    rows_with_gaps,
+)
 from emfed.data.tables import Workers, apart
 from emfed.data.workers import to_device, with_columns
 from emfed.deployment.approval import Approve
@@ -34,20 +44,25 @@ from emfed.fitting.settings import FitSettings
 from emfed.fitting.stopping import Callback
 from emfed.imputation.cells import check_cells
 from emfed.imputation.program import KIND, SharedTable, asks_for_table
+from emfed.models.bounded import check_private
 from emfed.models.components import thin
 from emfed.models.rows import mean_length
 from emfed.models.site_owner import COLUMNS
-from emfed.network.exchange.followed import Consent, Program
+from emfed.network.exchange.followed import Consent, PassPlace, Pledge, Program
 from emfed.network.exchange.statements import Agreement
 from emfed.network.exchange.transcript import Transcript
 from emfed.network.owner_rules import ANY, SiteRules
 from emfed.network.spending import SiteMemory
 
+logger = logging.getLogger(__name__)
 LARGEST_MODEL, PER_CELL = 1 << 22, 16
 """Numbers: 32 MB, or 16 times the data. Settings of 214 bytes (``times`` of 4e8) took 6.2 GB."""
 MOST_NUMBERS = 10**30
 """More than any owner allows: products of counts are not worked out beyond, since thousands of
 counts would take seconds, and floats end at 1e308."""
+COVERED = 10.0
+"""Epsilon of all private runs together up to which their noise hides a row that came between two
+of them; at 10 that is a formality already."""
 UNLIMITED = 1 << 30
 """Where an owner sets no limit."""
 
@@ -84,6 +99,10 @@ class OfferedRows:
         check(data)
         self._held = HeldRows(to_device(data, self._device))
 
+    def blocks(self) -> Iterator[Iterator[FloatArray]]:
+        """The rows without those that have gaps, some at a time; a word about them would tell."""
+        yield plain_rows(self.chosen, 0, refuse=False)
+
     def summary(self, model: Model) -> dict[str, FloatArray]:
         """What a model says of the first rows of the site, as of one worker."""
         piece = next(iter(self._chosen.data.pieces(np.zeros(1, dtype=np.int64))))
@@ -105,6 +124,11 @@ class OfferedRows:
     def _chosen(self) -> HeldRows:
         assert self._held is not None
         return self._held
+
+    @property
+    def chosen(self) -> Workers:
+        """The rows of the columns that were taken."""
+        return self._chosen.data
 
     @property
     def width(self) -> int:
@@ -156,6 +180,8 @@ class OwnerTerms:
         Called with each ask and its sum.
     approve : callable, optional
         Asks a person about a fit: True or False, or None as long as there is no answer.
+    noise : NoiseKey, optional
+        What the noise of private fits follows from; None: the site takes part in none.
     lock : Lock
         Held while rules are checked: those of all runs of a site share what was spent.
     """
@@ -169,11 +195,14 @@ class OwnerTerms:
     callbacks: tuple[Callback, ...] = ()
     told: Told = lambda ask, answer: None
     approve: Approve | None = None
+    noise: NoiseKey | None = None
     lock: AbstractContextManager[Any] = field(default_factory=threading.Lock)
     _sizes: list[int] = field(default_factory=list, init=False)
     """How many statistics the candidates of the fit have here."""
     _steps: list[float] = field(default_factory=lambda: [1.0], init=False)
     """How many steps a row has here, of sequences."""
+    _charged: list[RunCharge] = field(default_factory=list, init=False)
+    """What the fit costs, if it is private."""
 
     def consent(self) -> Consent:
         """What the site's program asks."""
@@ -185,6 +214,8 @@ class OwnerTerms:
             limit,
             spares=limit > 0,
             before_pass=self.before_pass,
+            look=self.look,
+            pledge=self.pledge,
         )
 
     def accept(self, agreement: Agreement) -> Program | None:
@@ -210,6 +241,10 @@ class OwnerTerms:
             yield check_settings(asked)
         yield self._approved(approvable(asked))
         yield _counted(self)
+        self._charged[:] = []
+        if settings.privacy is not None:
+            yield from self._about_private(asked, settings.privacy)
+            return
         self.rows.choose(settings.columns, partial(check_rows_held, asked.models[0]))
         self._sizes[:] = [model.layout.size for model in self.rows.bound(asked.models)]
         self._steps[:] = [mean_length(self.rows.summary(asked.models[0]))]
@@ -223,6 +258,21 @@ class OwnerTerms:
         answer = True if self.approve is None else self.approve(about)
         return None if answer is None else "" if answer else "the owner does not take part."
 
+    def _about_private(self, asked: AskedSettings, privacy: Privacy) -> Iterator[str]:
+        """What is wrong with a private fit: nothing that a single row has a say in.
+
+        So rules on the number of rows do not count here, and noise takes their place.
+        """
+        charge = RunCharge.of(asked, privacy)
+        for check_charge in PRIVATE:
+            yield check_charge(self, charge)
+        self.rows.choose(asked.settings.columns, check_plain)
+        if not _covers(self, charge):
+            yield _changed_enough(self)
+        if missing := rows_with_gaps(self.rows.chosen):
+            logger.warning("%d rows have a missing value and are left out", missing)
+        self._charged[:] = [charge]
+
     def _about_table(self, agreement: Agreement) -> Iterator[str | None]:
         """What is wrong with a table that is to be filled together."""
         shared = SharedTable.read(agreement.program or {})
@@ -235,6 +285,31 @@ class OwnerTerms:
         self._sizes[:], self._steps[:] = [], [1.0]
         yield _has_rows(self)
         yield _changed_enough(self)
+
+    def look(self, rows: Rows, ask: Ask, place: PassPlace) -> Rows:
+        """What an ask is given of the rows: of a private fit, sums with noise alone."""
+        if not self._charged:
+            return rows
+        assert self.noise is not None
+        return SiteNoise(self.rows, self.noise, place.digest(), self._charge)
+
+    def _charge(self, cost: float, name: str) -> bool:
+        """Charge an answer, with its run's whole budget where it is the first."""
+        (run,), memory = self._charged, self.memory
+        assert memory is not None
+        with self.lock:
+            most = self.rules.largest_cost
+            return memory.allowance.charge(run.run, run.budget, most) and memory.allowance.use(
+                run.run, run.factor * cost, name
+            )
+
+    def pledge(self) -> Pledge:
+        """What others are told of noise: key and ledger stay what they are in one fit."""
+        if not self._charged or self.memory is None or self.noise is None:
+            return Pledge()
+        with self.lock:
+            ledger, writes = self.memory.allowance.ledger()
+        return Pledge(hashlib.sha256(self.noise.commitment() + ledger).digest(), writes)
 
     def before_pass(self, ask: Ask, rows: float, about: Transcript) -> None:
         """Refuse a pass over the rows, or count it; ``rows`` are those of all sites, if known."""
@@ -254,6 +329,36 @@ class AskedSettings:
     agreement: Agreement
     settings: FitSettings
     models: Sequence[Model]
+
+
+@final
+@dataclass(frozen=True)
+class RunCharge:
+    """What a private fit costs an owner.
+
+    Parameters
+    ----------
+    run : str
+        Its name in the ledger.
+    budget : float
+        Mu squared of all its answers.
+    factor : float
+        How much more than the fit says an answer costs here: an owner may count on fewer others.
+    """
+
+    run: str
+    budget: float
+    factor: float
+
+    @classmethod
+    def of(cls, asked: AskedSettings, privacy: Privacy) -> RunCharge:
+        """Of the shares that the fit counts on, and of those that the owner does."""
+        agreement, sites = asked.agreement, len(asked.agreement.sites)
+        told = replace(privacy, colluders=asked.terms.rules.colluders)
+        masked = agreement.masked
+        factor = privacy.shares(sites, masked) / told.shares(sites, masked)
+        run = hashlib.sha256(agreement.document().text).hexdigest()[:32]
+        return cls(run, factor * privacy.mu_squared, factor)
 
 
 @final
@@ -304,11 +409,13 @@ def _chooses_little(terms: OwnerTerms, agreement: Agreement) -> str:
 def _has_room(terms: OwnerTerms, agreement: Agreement) -> str:
     """The size of a model, before any memory is taken.
 
-    Where sums are masked the limit does not grow with the rows, whose number a refusal would tell.
+    Where sums are masked or have noise the limit does not grow with the rows, whose number a
+    refusal would tell.
     """
     rows, limit = terms.rows, terms.rules.largest_model
     if limit is None:
-        cells = 0 if agreement.masked else int(rows.data.counts.sum()) * rows.width
+        private = "epsilon" in ((agreement.program or {}).get("fit") or {})
+        cells = 0 if agreement.masked or private else int(rows.data.counts.sum()) * rows.width
         limit = max(LARGEST_MODEL, PER_CELL * cells)
     needed = counts_named((agreement.program or {}).get("model")) * rows.width
     if needed <= limit:
@@ -369,9 +476,57 @@ def _is_private(asked: AskedSettings) -> str:
     privacy, rules = asked.settings.privacy, asked.terms.rules
     if privacy is None and rules.largest_epsilon is not None:
         return "the owner takes part in private runs alone: give the run an epsilon."
-    if privacy is not None and privacy.delta > rules.delta:
+    if privacy is None:
+        return ""
+    if privacy.delta > rules.delta:
         return f"the owner's rules allow a delta of {rules.delta:g} at most."
-    return "" if privacy is None else "private fits do not run on this exchange yet."
+    if asked.agreement.newcomers:
+        return "a private fit has the sites of its beginning: ask without newcomers."
+    for model in asked.models:
+        check_private(model)
+    return ""
+
+
+# What a private fit costs.
+
+
+def _has_noise(terms: OwnerTerms, charge: RunCharge) -> str:
+    if terms.noise is not None and terms.memory is not None:
+        return ""
+    return "this site keeps no key of noise and no ledger, so it takes part in no private fit."
+
+
+def _can_afford(terms: OwnerTerms, charge: RunCharge) -> str:
+    rules, memory = terms.rules, terms.memory
+    if memory is None or rules.largest_cost is None or rules.largest_epsilon is None:
+        return ""
+    total, runs = memory.allowance.read()
+    more = charge.budget - (runs[charge.run].budget if charge.run in runs else 0.0)
+    if total + max(0.0, more) <= rules.largest_cost * (1 + 1e-9):
+        return ""
+    left = max(0.0, rules.largest_cost - total)
+    words = f"{epsilon_of(left, rules.delta):.3g} of them are left: ask for less"
+    return (
+        f"the owner gives away epsilon {rules.largest_epsilon:g} over all runs, and about "
+        f"{words if left > 0 else 'nothing is left'}."
+    )
+
+
+def _covers(terms: OwnerTerms, charge: RunCharge) -> bool:
+    """Whether noise takes the place of rules on what small differences tell.
+
+    An owner with a ``largest_epsilon`` said how much that may be. Else it is noise by name alone
+    once all private runs together cost more than `COVERED`.
+    """
+    if terms.rules.largest_epsilon is not None or terms.memory is None:
+        return True
+    total, runs = terms.memory.allowance.read()
+    mine = runs[charge.run].budget if charge.run in runs else 0.0
+    return total - mine + charge.budget <= mu_squared_of(COVERED, terms.rules.delta)
+
+
+PRIVATE: tuple[Callable[[OwnerTerms, RunCharge], str], ...] = (_has_noise, _can_afford)
+"""Checked of a private fit, when the owner, and a person where it wants so, have agreed."""
 
 
 # What a table asks for.

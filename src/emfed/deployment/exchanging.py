@@ -22,7 +22,7 @@ from emfed.deployment.approval import owners_word
 from emfed.deployment.config import Config
 from emfed.deployment.consent import OfferedRows, OwnerTerms
 from emfed.deployment.programs import program_of
-from emfed.deployment.site import JOURNAL, MODEL
+from emfed.deployment.site import JOURNAL, MEMORY, MODEL
 from emfed.fitting.program import settings_of
 from emfed.network.addresses import alone
 from emfed.network.exchange.followed import Consent, Ended, MemberStore, Program
@@ -41,6 +41,7 @@ from emfed.network.keys import ANALYST, read_site_keys
 from emfed.network.masking import read_roster
 from emfed.network.owner_rules import SiteRules
 from emfed.network.site import StateReport
+from emfed.network.spending import SiteMemory, noise_key
 
 logger = logging.getLogger(__name__)
 RUNS = "runs"
@@ -130,11 +131,14 @@ def follow_as_site(
     commitment = rows.commitment(signer.secret(b"emfed rows"))
     watcher = _Told(folder / MODEL, report, folder / JOURNAL)
 
+    copy = rules.second_ledger
     terms = OwnerTerms(
         signer.name,
         rules,
         set(public) | {signer.name},
         rows,
+        SiteMemory(folder / MEMORY, copies=[] if copy is None else [Path(copy)]),
+        noise=noise_key(key.with_suffix(".noise")),
         callbacks=(lambda record: report("round", progress(record)),),
         approve=partial(owners_word, folder) if rules.ask_first else None,
     )
@@ -183,9 +187,10 @@ def follow_as_site(
 
 def document_of(config: Config) -> dict[str, Any]:
     """What a configuration asks for, as all members are told."""
-    if config.settings.epsilon is not None:
-        raise SettingsError("private fits do not run on this exchange yet.")
+    settings = config.settings
     fit = {name: value for name, value in config.said["fit"].items() if name != "scores"}
+    if settings.epsilon is not None:
+        fit |= {"epsilon": settings.epsilon, "delta": settings.delta}
     about = {"model": config.said["model"], "algorithm": config.said["algorithm"], "fit": fit}
     document = {**about, "columns": config.said["columns"]}
     settings_of(document, config.masked())  # whatever is wrong with it is said here
@@ -207,7 +212,7 @@ def serve_fit(
         tuple(sorted(sites)),
         (ANALYST,),
         config.masked(),
-        newcomers=config.sites.admit,
+        newcomers=config.sites.admit and config.settings.epsilon is None,
         run=run,
         program=document,
     )

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from emfed.core.sums import Ask, Sum
+from emfed.fitting.private_program import PrivateProgram
 from emfed.fitting.program import FitProgram, Told, settings_of
 from emfed.fitting.stopping import Callback
 from emfed.imputation.program import SharedTable, TableProgram, asks_for_table
@@ -25,4 +26,6 @@ def program_of(
     """The program that members follow; raises `SettingsError` for what none could."""
     if asks_for_table(document):
         return TableProgram(SharedTable.read(document or {}), told)
-    return FitProgram(settings_of(document or {}, masked), callbacks, told)
+    settings = settings_of(document or {}, masked)
+    made = FitProgram if settings.epsilon is None else PrivateProgram
+    return made(settings, callbacks, told)

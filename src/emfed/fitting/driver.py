@@ -317,7 +317,7 @@ def private_fit(settings: FitSettings, federation: Federation, watch: Watch = NO
     ledger = Ledger(n, names)
     federation.attach(ledger)
     settings = settings.but(columns=columns)
-    course = PrivateChronicle(settings, ledger, watch.callbacks)
+    course = PrivateChronicle(settings, ledger, watch.callbacks, fit)
 
     def answer(ask: Any) -> Sum:
         found = Sum(federation.release(ask.about, ask.purpose, ask.number).astype(float), 0.0)
@@ -325,7 +325,7 @@ def private_fit(settings: FitSettings, federation: Federation, watch: Watch = NO
         return found
 
     drive(fit.follow(width), answer, course.refuses)
-    return private_fitted(fit, course)
+    return private_fitted(course)
 
 
 def _rounds_twice(

@@ -342,11 +342,12 @@ class PrivateFit:
         """The sums over all rows, with noise; the lattice follows from the budget."""
         step = self.plan.step(about.size, part, count)
         asked = replace(about, step=step, shares=self.plan.shares)
-        told = (yield PrivateAsk(asked, purpose, self.asked, self.last)).value
+        answer = yield PrivateAsk(asked, purpose, self.asked, self.last)
+        told = np.rint(answer.value).astype(np.int64)
         self._heard.update(told.tobytes())
         self.asked += 1
         self._last = asked
-        return from_integers(asked, told.astype(np.int64))
+        return from_integers(asked, told)
 
     # Columns, and all rows together.
 

@@ -51,7 +51,7 @@ def private_fit(settings: FitSettings, workers: AskedWorkers, watch: Watch = NOB
             if course.stopped == INTERRUPTED:
                 raise KeyboardInterrupt from finish
             raise
-    return private_fitted(fit, course)
+    return private_fitted(course)
 
 
 def begun(
@@ -88,8 +88,8 @@ class PrivateCourse(PrivateChronicle):
         self, settings: FitSettings, workers: AskedWorkers, watch: Watch, fit: PrivateFit
     ) -> None:
         n = len(workers.totals)
-        super().__init__(settings, Ledger(n, workers.names), watch.callbacks)
-        self._fit, self._path = fit, watch.checkpoint
+        super().__init__(settings, Ledger(n, workers.names), watch.callbacks, fit)
+        self._path = watch.checkpoint
         self.sums = SimulatedSums(
             NoisyWorkers(workers, NoiseKey(settings.noise_seed)), n, settings.seed, self.ledger
         )
@@ -108,7 +108,6 @@ class PrivateCourse(PrivateChronicle):
             if self._path is not None:
                 self.known_sums.save(self._path)
         self._place += 1
-        self.count = self._fit.samples if ask.purpose == "round" else 0
         self.note(ask, found, 0.0)
         return found
 

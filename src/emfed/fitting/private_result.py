@@ -11,6 +11,7 @@ import numpy as np
 from emfed.artifacts.model_card import Facts
 from emfed.artifacts.promises import NOISY, PRIVATE, not_private
 from emfed.artifacts.result import Result
+from emfed.core.ledger import Ledger
 from emfed.core.noise import NoisyAsk
 from emfed.core.privacy import epsilon_of
 from emfed.core.records import RoundRecord
@@ -20,13 +21,26 @@ from emfed.fitting.chronicle import Chronicle
 from emfed.fitting.fitted import Fitted
 from emfed.fitting.private import PrivateFit, PrivatePlan
 from emfed.fitting.selection import Selection, with_setting
+from emfed.fitting.settings import FitSettings
+from emfed.fitting.stopping import Callback
 
 
 class PrivateChronicle(Chronicle):
     """The rounds of a private fit: no record holds more than its noisy sums say."""
 
+    def __init__(
+        self,
+        settings: FitSettings,
+        ledger: Ledger,
+        callbacks: tuple[Callback, ...],
+        fit: PrivateFit,
+    ) -> None:
+        super().__init__(settings, ledger, callbacks)
+        self.fit = fit
+
     def note(self, ask: Ask, found: Sum, seconds: float) -> None:
         """Keep an exchange, without the time that it took: that follows from the rows."""
+        self.count = self.fit.samples if ask.purpose == "round" else 0
         super().note(ask, found, 0.0)
 
     def refuses(self, ask: Ask) -> str | None:
@@ -68,8 +82,9 @@ def promise_of(fit: PrivateFit) -> Mapping[str, Any]:
     return spent | {"words": words}
 
 
-def private_fitted(fit: PrivateFit, course: PrivateChronicle) -> Fitted:
+def private_fitted(course: PrivateChronicle) -> Fitted:
     """What a private fit came to, with what a user should know."""
+    fit = course.fit
     course.complete(fit.last)
     course.open_records()
     result, remarks = _result(fit, course), fit.remarks()

@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, final
+from typing import Any, TypeVar, final
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from emfed.artifacts.model_card import Facts
 from emfed.artifacts.result import Result, load
 from emfed.core.errors import SettingsError
 from emfed.core.ledger import KINDS, Ledger
+from emfed.core.noise import SITES_DRAW
 from emfed.core.registry import plain
 from emfed.core.sums import Ask, Finish, Fit, LastSum, Sum, finished
 from emfed.fitting.chronicle import Chronicle
@@ -29,6 +30,7 @@ from emfed.models.naming import columns_named
 PLACE = "the settings"
 """What errors call the document."""
 Told = Callable[[Ask, Sum], None]
+T = TypeVar("T")
 
 
 def settings_of(program: Mapping[str, Any], masked: bool) -> FitSettings:
@@ -46,6 +48,8 @@ def settings_of(program: Mapping[str, Any], masked: bool) -> FitSettings:
     settings = read_words(
         program["model"], program["algorithm"], program["fit"], PLACE, columns=tuple(columns)
     ).but(masks=masked)
+    if settings.noise_seed is not None:
+        raise SettingsError(SITES_DRAW)
     return of_named_columns(settings, tuple(columns))
 
 
@@ -136,7 +140,7 @@ class FitProgram:
         table = np.ones((1, 2, *[1] * (model.row_axes - 1), len(settings.columns)))
         shapes = {name: value.shape[1:] for name, value in model.summary(table).items()}
         fit = follow(settings, len(sites), shapes)
-        return _followed(course, fit, sites, self._told)
+        return Reached((yield from followed(course, fit, self._told)), course, sites)
 
     def state(self, reached: Reached | None) -> bytes:
         """The model file of what was reached; empty if nothing was."""
@@ -166,12 +170,7 @@ def _going_on(settings: FitSettings, state: bytes) -> FitSettings:
     return settings.but(**about)
 
 
-def _followed(
-    course: Chronicle,
-    fit: Fit[Conclusion],
-    sites: tuple[str, ...],
-    told: Told,
-) -> Fit[Reached]:
+def followed(course: Chronicle, fit: Fit[T], told: Told) -> Fit[T]:
     """A fit whose rounds are kept, and which ends at its limits: by what all members know."""
     try:
         with columns_named(course.settings.columns):
@@ -179,18 +178,19 @@ def _followed(
         while True:
             reason = course.refuses(ask)
             if reason is not None:
-                return Reached(finished(fit, Finish(reason)), course, sites)
+                return finished(fit, Finish(reason))
             try:
                 answer = yield ask
             except Finish as finish:
                 course.stopped = "callback"
-                return Reached(finished(fit, finish), course, sites)
+                return finished(fit, finish)
             told(ask, answer)
             _keep(course, ask, answer)
             with columns_named(course.settings.columns):
                 ask = fit.send(answer)
     except StopIteration as end:
-        return Reached(end.value, course, sites)
+        found: T = end.value
+        return found
 
 
 def _keep(course: Chronicle, ask: Ask, answer: Sum) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, final
@@ -14,6 +15,8 @@ from typing import Any, ClassVar, NamedTuple, final
 import numpy as np
 from numpy.typing import NDArray
 
+from emfed.core.errors import SettingsError
+from emfed.core.noise import KEY_BYTES, NoiseKey
 from emfed.core.protocols import FloatArray
 from emfed.core.storage import DISK, Disk, load_checkpoint, save_checkpoint
 from emfed.data.tables import Workers
@@ -106,6 +109,16 @@ class Allowance(SpentOnce):
 
     FILE = "spent"
 
+    def ledger(self) -> tuple[bytes, int]:
+        """The ledger's own name, and how often it was written.
+
+        The name is drawn when it is written first: whoever has lost it is a new site.
+        """
+        if not any(about.get("ledger") for about in self._found()):
+            self._write(*self.read())
+        found = max(self._found(), key=lambda about: int(about.get("writes", 0)))
+        return bytes.fromhex(found["ledger"]), int(found["writes"])
+
     def read(self) -> tuple[float, dict[str, RunAllowance]]:
         """Mu squared charged in all; and of each run what it was charged and what it used."""
         total, runs = 0.0, dict[str, RunAllowance]()
@@ -120,7 +133,20 @@ class Allowance(SpentOnce):
     def _write(self, total: float, runs: Mapping[str, RunAllowance]) -> None:
         last = list(runs.items())[-KEPT_LEDGER:]
         kept = {run: [own.budget, own.used, *own.answers] for run, own in last}
-        self._keep({"charged": total, "runs": kept})
+        found = self._found()
+        names = [about["ledger"] for about in found if about.get("ledger")]
+        writes = max([0, *(int(about.get("writes", 0)) for about in found)])
+        name = names[0] if names else os.urandom(16).hex()
+        self._keep({"charged": total, "runs": kept, "ledger": name, "writes": writes + 1})
+
+    def _settle(self) -> None:
+        """What was written is on every disk, whatever was killed or put back meanwhile."""
+        copies = {self._disk.read(path) for path in self._paths}
+        if len(copies) > 1:
+            self._write(*self.read())
+            return
+        for path in self._paths:
+            self._disk.settle(path)
 
     def charge(self, run: str, mu_squared: float, most: float | None) -> bool:
         """Charge a run's whole budget, once; False, and nothing is charged, if it is too much."""
@@ -129,6 +155,9 @@ class Allowance(SpentOnce):
         more = max(0.0, mu_squared - known.budget)
         if most is not None and total + more > most * (1 + 1e-9):
             return False
+        if known.budget and not more:
+            self._settle()
+            return True
         self._write(total + more, runs | {run: known._replace(budget=known.budget + more)})
         return True
 
@@ -137,14 +166,38 @@ class Allowance(SpentOnce):
         total, runs = self.read()
         known = runs.pop(run, RunAllowance())
         if name in known.answers:
-            for path in self._paths:
-                self._disk.settle(path)
+            self._settle()
             return True
         if known.used + mu_squared > known.budget * (1 + 1e-9):
             return False
         told = (*known.answers, name)
         self._write(total, runs | {run: RunAllowance(known.budget, known.used + mu_squared, told)})
         return True
+
+
+def noise_key(path: Path) -> NoiseKey:
+    """The key that a site's noise follows from: a file beside its identity key, drawn once.
+
+    It is no part of the site's folder, which people copy and put back. A site without it is a new
+    one: it draws another.
+    """
+    if not path.exists():
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # its owner's
+        with os.fdopen(handle, "w", encoding="ascii") as file:
+            file.write(os.urandom(KEY_BYTES).hex() + "\n")
+        DISK.sync(Path(name))
+        DISK.replace(Path(name), path)
+    DISK.settle(path)
+    try:
+        key = bytes.fromhex(path.read_text("ascii"))
+    except (ValueError, UnicodeDecodeError):
+        key = b""
+    if len(key) != KEY_BYTES:
+        raise SettingsError(
+            f"{path} is damaged: put it back from a backup, or remove it to be a new site, which "
+            "takes no part in the private fits that go on."
+        )
+    return NoiseKey.of(key)
 
 
 KEPT_LEDGER = 64

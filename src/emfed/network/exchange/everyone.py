@@ -16,7 +16,7 @@ from typing import Any, final
 import numpy as np
 
 from emfed.aggregation.masks import Part
-from emfed.core.errors import FederationError, WireError
+from emfed.core.errors import EmfedError, FederationError, WireError
 from emfed.core.sums import Ask, Finish, FloatArray, Rows, Sum, finished
 from emfed.network.exchange.adding import EpochKeys, PlacedAsk
 from emfed.network.exchange.followed import (
@@ -182,7 +182,11 @@ class EveryoneSums(FollowedFit):
         self.program.extend(about.extended(about.began))
         fit = self.program.begin(about.members, self.keys.state, head)
         self.followed = _Summed(fit)
-        self.followed.begin()
+        try:
+            self.followed.begin()
+        except EmfedError as error:  # others may lack secrets to find out by themselves
+            self.broken = str(error)
+            return
         for place in range(about.began, len(about)):
             entry = Entry.decode(about.entries[place])
             self.follow(StatementKind(entry.kind), entry, place)
