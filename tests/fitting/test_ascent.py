@@ -16,14 +16,16 @@ from emfed.data.held import HeldWorkers
 from emfed.fitting.ascent import Cohort, Objective, ascend, look
 from emfed.fitting.asks import LIKELIHOOD_STEP
 from emfed.fitting.convergence import Convergence, Tolerance, remaining
+from emfed.fitting.escape import escape
+from emfed.fitting.moving import merged_and_split
 from emfed.fitting.parallel import together
 from tests.helpers import bind, make_data, make_model
 
 TABLES = make_data(3, k=3, d=2, sizes=(40, 60, 25))
 
 
-def problem(kind: str = "full", tables: Any = TABLES, **options: Any) -> Objective:
-    model = bind(make_model(kind), tables)
+def problem(kind: str = "full", tables: Any = TABLES, k: int = 3, **options: Any) -> Objective:
+    model = bind(make_model(kind, k), tables)
     cohort = Cohort(len(tables), float(sum(map(len, tables))))
     return Objective(model, cohort, **({"tolerance": Tolerance(1e-8)} | options))
 
@@ -152,3 +154,16 @@ def test_a_sum_without_room_is_made_again_and_no_other() -> None:
     assert sums.attempts >= 1
     exact = drive(look(one, start_of(one, 0), 1.0), answers(workers=1))
     assert np.allclose(found.field, exact.field, atol=1e-3)
+
+
+def test_two_components_that_lie_along_the_wrong_axis_are_turned() -> None:
+    """Merged, two components leave no other one to split: the axes of the merged one have turns."""
+    rng = np.random.default_rng(3)
+    groups = np.repeat([-2.0, 2.0], 300)
+    rows = np.stack([rng.uniform(-10, 10, 600), groups + 0.3 * rng.normal(size=600)], axis=1)
+    tables = [rows[::2], rows[1::2]]
+    one = problem("diag", tables, k=2)
+    whole = one.model.statistics_of(one.model.start(0))
+    stuck = drive(ascend(one, next(merged_and_split(one.model, whole))), answers(tables))
+    freed = drive(escape(one, stuck, 3), answers(tables))
+    assert freed.point.objective > stuck.point.objective + 0.1

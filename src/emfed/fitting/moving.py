@@ -55,6 +55,8 @@ scikit-learn, wine and zero-inflated counts, diag, means of three seeds: 9 and 1
 MOST_PAIRS = 100
 """Pairs of components that are tried as one: all of up to 14. With a hundred components, 50 columns
 and full covariances all 4,950 take half a minute."""
+AXES = 3
+"""Axes along which each component is split."""
 MOVE_LOSS = 1e-4
 """Nats a row that rounding a moved component may cost: EM goes a long way from there."""
 
@@ -260,15 +262,18 @@ def merged_and_split(model: Any, statistics: FloatArray) -> Iterator[FloatArray]
     was just merged would be the same again, unless there is nothing else.
     """
     k, mass = model.n_components, model.layout.slices["mass"]
-    pairs = _pairs(model, statistics)
-    turns = [(p, turn - p) for turn in range(len(pairs) + k - 2) for p in range(turn + 1)]
+    pairs, attempts = _pairs(model, statistics), (k - 1) * AXES
+    seen = set[bytes]()
+    turns = [(p, turn - p) for turn in range(len(pairs) + attempts - 1) for p in range(turn + 1)]
     for pair, attempt in turns:
-        if pair < len(pairs) and attempt < k - 1:
+        if pair < len(pairs) and attempt < attempts:
             one, free = pairs[pair]
             merged, empty = _merged(model, statistics, one, free)
             halved = model.split(merged, empty, attempt)
             lighter = halved[mass] < 0.75 * merged[mass]
-            if (k == 2 or not lighter[one]) and lighter.any() and model.inside(halved):
+            fine = (k == 2 or not lighter[one]) and lighter.any() and model.inside(halved)
+            if fine and halved.tobytes() not in seen:
+                seen.add(halved.tobytes())
                 yield halved
 
 

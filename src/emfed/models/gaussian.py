@@ -382,7 +382,10 @@ class GaussianMixture(MixtureModel):
         return keep_dying(self.layout, before, after, self.constants.samples, common=("total",))
 
     def split(self, statistics: FloatArray, empty: BoolArray, attempt: int) -> FloatArray:
-        """Two halves of a component along its longest axis, with its mean and covariance."""
+        """Two halves of a component along an axis, with its mean and covariance.
+
+        Components take turns, the widest first, along their longest axes; then along the next.
+        """
         params = self.maximize(statistics)
         k, d = params.means.shape
         weights, means = params.weights.copy(), params.means.copy()
@@ -390,16 +393,19 @@ class GaussianMixture(MixtureModel):
         shapes = np.stack([params.covariances] * k) if tied else params.covariances.copy()
         spread = shapes if shapes.ndim < 3 else np.trace(shapes, axis1=-2, axis2=-1)
         size = weights * (spread if spread.ndim == 1 else spread.sum(axis=-1))
+        axis = attempt // int((~empty).sum()) % d
         for new, old in zip(*halved(size, empty, attempt), strict=True):
             if shapes.ndim == 3:
                 values, vectors = np.linalg.eigh(shapes[old])
-                step = APART * np.sqrt(values[-1]) * vectors[:, -1]
+                step = APART * np.sqrt(values[-1 - axis]) * vectors[:, -1 - axis]
                 shapes[old] -= np.outer(step, step)
             else:
                 own = np.broadcast_to(shapes[old], d)
                 narrow = self.column_moments  # one spread stands for all: the widest column
-                widest = int(np.argmax(own * narrow if len(narrow) else own))
-                step = APART * np.sqrt(own[widest]) * np.eye(d)[widest]
+                column = int(
+                    np.argsort(-own * narrow if len(narrow) else -own, kind="stable")[axis]
+                )
+                step = APART * np.sqrt(own[column]) * np.eye(d)[column]
                 shapes[old] -= step**2 if shapes.ndim == 2 else (step**2).mean()
             weights[[old, new]] = weights[old] / 2
             means[new], means[old] = means[old] + step, means[old] - step
