@@ -25,7 +25,6 @@ from emfed.imputation import (
     simulate_table,
 )
 from emfed.imputation.families import as_family
-from emfed.imputation.fit import ONE_UPLOAD
 from emfed.imputation.simulate import simulated_totals
 from emfed.imputation.sweeps import Solver
 
@@ -64,7 +63,7 @@ class TableSettings:
     family: Literal["log1p", "gaussian", "poisson", "negative-binomial", "bernoulli"] = "log1p"
     groups: int = 10
     """Workers: observers (or sites, where there are none) put at random into so many."""
-    mode: Literal["observed", "cell", "paper", "site-owner"] = "observed"
+    mode: Literal["observed", "paper", "site-owner"] = "observed"
     batch: Literal["grid", "observations", "rescaled"] = "grid"
     rounds: int | None = None
     epochs: float | None = None
@@ -96,7 +95,7 @@ class TableSettings:
         idle = {name for name in simulated if self.data != "simulated"}
         idle |= {name for name in download if self.data != "ebird"}
         idle |= {"batch"} if self.mode != "paper" else set()
-        idle |= {"rounds", "epochs"} if self.mode in ONE_UPLOAD else set()
+        idle |= {"rounds", "epochs"} if self.mode == "observed" else set()
         return {
             name: value
             for name, value in asdict(self).items()
@@ -191,7 +190,7 @@ def _run_table(
         report(min(1.0, max(rounds, epochs)))
 
     options: dict[str, Any] = {"batch": settings.batch} if settings.mode == "paper" else {}
-    if settings.mode not in ONE_UPLOAD:
+    if settings.mode != "observed":
         options |= {"rounds": settings.rounds, "epochs": settings.epochs}
     result = impute(
         train,

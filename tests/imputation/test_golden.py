@@ -16,8 +16,8 @@ RUNS: dict[str, tuple[dict[str, Any], tuple[float, float, int]]] = {
         {"structure": Structure(rank=2, penalty=3.0)},
         (13.28525698827225, -55.0914183808801, 1695),
     ),
-    "cell": (
-        {"mode": "cell", "structure": FACTORS},
+    "factors alone": (
+        {"structure": FACTORS},
         (10.476273409164113, -38.26976254534932, 1695),
     ),
     "paper": (

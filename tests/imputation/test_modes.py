@@ -31,11 +31,11 @@ def owned(table: FieldTable) -> FieldTable:
     )
 
 
-def test_cell_ends_where_one_more_step_changes_nothing() -> None:
+def test_a_fit_of_factors_alone_ends_where_one_more_step_changes_nothing() -> None:
     """theta = T(theta + residuals / w), worked out with dense tables."""
     table = small_table(records=300)
     structure = Structure(2, 2.0, effects=False)
-    done = impute(table, mode="cell", structure=structure)
+    done = impute(table, structure=structure)
     cells, params = table.pooled, done.params
     theta = params.dense(np.arange(len(table.sites)))
     inner = theta - params.offset
@@ -46,33 +46,6 @@ def test_cell_ends_where_one_more_step_changes_nothing() -> None:
     shrunk = np.maximum(values[:2] - 2.0 / weight.max(), 0)
     assert np.abs(inner).max() > 0.3
     assert np.allclose((left[:, :2] * shrunk) @ right[:2], inner, atol=1e-5)
-
-
-def test_cell_is_observed_with_the_paper_s_model_of_a_table() -> None:
-    table = small_table(records=300)
-    for structure in (Structure(2, 2.0, effects=False), Structure(1, 0.5, effects=False)):
-        cell, observed = (
-            impute(table, mode=mode, structure=structure) for mode in ("cell", "observed")
-        )
-        assert np.array_equal(cell.params.sites, observed.params.sites)
-
-
-def test_cell_chooses_rank_and_penalty() -> None:
-    table = small_table(sites=30, months=40, records=700)
-    result = impute(table, mode="cell")
-    assert result.choice is not None
-    assert not result.solver.structure.effects
-    assert result.params.rank == result.solver.structure.rank
-    given = impute(table, mode="cell", rank=2)
-    assert given.choice is not None
-    assert given.params.rank == 2
-
-
-def test_cell_refuses_what_it_cannot_do() -> None:
-    with pytest.raises(emfed.SettingsError, match="mode 'cell' is for the Gaussian family"):
-        impute(small_table("poisson"), mode="cell")
-    with pytest.raises(emfed.SettingsError, match="an offset alone: no effects"):
-        impute(small_table(), mode="cell", structure=Structure(2))
 
 
 def test_site_owner_s_statistics_are_the_posterior_moments() -> None:
@@ -158,9 +131,9 @@ def test_oystercatchers_by_site_owners(data_dir: Path) -> None:
 
 def test_settings_of_modes_are_taken_as_given() -> None:
     table = small_table()
-    assert impute(table, mode="cell", rank=1, penalty=0.0).solver.structure.penalty == 0
+    assert impute(table, rank=1, penalty=0.0).solver.structure.penalty == 0
     with pytest.raises(emfed.SettingsError, match="takes no site_covariates"):
-        impute(table, mode="cell", site_covariates=np.ones((3, 2)))
+        impute(table, mode="paper", site_covariates=np.ones((3, 2)))
 
 
 def test_a_table_shows_its_rounds_and_takes_the_words_of_a_fit(

@@ -135,7 +135,7 @@ def test_callbacks_and_settings(tmp_path: Path) -> None:
         ({"compressor": emfed.Identity()}, once.format("compressor")),
         ({"participation": 0.5}, once.format("participation")),
         ({"rounds": 3}, once.format("rounds")),
-        ({"mode": "cell", "patience": 5}, once.format("patience")),
+        ({"patience": 5}, once.format("patience")),
         ({"checkpoint": tmp_path / "c"}, "sends cells once and leaves no checkpoint"),
         ({"structure": 2}, "structure must be something like"),
         ({"rank": -1}, "rank must be a whole number"),

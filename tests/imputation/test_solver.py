@@ -130,7 +130,7 @@ def test_one_cell_and_one_row_and_all_zeros_can_be_fitted() -> None:
     assert np.all(np.exp(params.dense(np.arange(12))) < 1e-3)
 
 
-@pytest.mark.parametrize("mode", ["observed", "cell", "paper"])
+@pytest.mark.parametrize("mode", ["observed", "paper"])
 def test_a_table_of_one_value_leaves_nothing_to_factor(mode: str) -> None:
     table = small_table()
     flat = replace(table, values=2.0 * table.weights)

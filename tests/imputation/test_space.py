@@ -154,8 +154,8 @@ def test_what_coordinates_refuse() -> None:
             places_of(bad, table.sites)
     with pytest.raises(emfed.SettingsError, match="give their coordinates"):
         impute(table, spatial=2.0)
-    with pytest.raises(emfed.SettingsError, match="'cell' takes no coordinates"):
-        impute(table, "cell", coordinates=frame)
+    with pytest.raises(emfed.SettingsError, match="'paper' takes no coordinates"):
+        impute(table, "paper", coordinates=frame)
     fit = impute(table, coordinates=frame, structure=Structure(0, spatial=1.0))
     with pytest.raises(emfed.SettingsError, match="covariates or coordinates cannot be carried"):
         fit.transform(table)

@@ -29,8 +29,8 @@ from tests.network.exchanges import NAMES, Federation
 FACTORS = Structure(rank=2, penalty=3.0, effects=False)
 MODES: dict[str, dict[str, Any]] = {
     "observed": {"mode": "observed", "structure": Structure(rank=2, penalty=3.0)},
-    "cell": {"mode": "cell", "structure": FACTORS},
-    "chosen": {"mode": "cell", "rank": 2},
+    "factors alone": {"mode": "observed", "structure": FACTORS},
+    "chosen": {"mode": "observed", "rank": 2, "smoothing": 0.0},
 }
 OWNED = Structure(rank=2, penalty=3.0, smoothing=10.0)
 

@@ -28,7 +28,7 @@ from emfed.imputation import (
     read_records,
 )
 from emfed.imputation.ebird import COVARIATES
-from emfed.imputation.fit import ONE_UPLOAD, THEN
+from emfed.imputation.fit import THEN
 from emfed.imputation.report import write_report
 from emfed.imputation.space import places_of
 
@@ -132,7 +132,7 @@ def _fit(table: FieldTable, options: Options) -> Imputation:
         result = impute(
             table,
             **given,
-            callbacks=[bar] if bar and options.mode not in ONE_UPLOAD else [],
+            callbacks=[bar] if bar and options.mode != "observed" else [],
             progress=bar.stage if bar else None,
         )
         return result.sampled(bar.stage if bar else None)
@@ -227,7 +227,7 @@ def _print(console: Console, result: Imputation, summary: dict[str, Any], option
         ("workers", str(summary["workers"])),
         ("mode, family", f"{summary['mode']}, {summary['family']['family']}"),
         ("rank", str(summary["rank"])),
-        *([("rounds", str(summary["rounds"]))] if summary["mode"] not in ONE_UPLOAD else []),
+        *([("rounds", str(summary["rounds"]))] if summary["mode"] != "observed" else []),
         ("kB up per worker", f"{summary['bytes_up_per_worker'] / 1000:.2f}"),
     ):
         table.add_row(name, value)

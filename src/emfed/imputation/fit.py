@@ -49,8 +49,6 @@ ProgressFunction = Callable[[str, float], None]
 QUANTISER_OF_TIMES = Dithering(levels=3, norm=inf, block="row", scales="bfloat16")
 OWNERS_ROUNDS = 100
 """Rounds of mode "site-owner" where no limit is given."""
-ONE_UPLOAD = ("observed", "cell")
-"""Modes whose workers send the sums of their cells once."""
 THEN = "then the bounds"
 """What bars say that comes after the rounds."""
 _SWEEPS, _TOLERANCE = 500, 1e-7
@@ -87,7 +85,7 @@ class ImputeSettings(ImputeFields):
             value = getattr(self, field.name)
             given = value is not None if field.default is None else value != field.default
             if given and field.name in UNUSED[self.mode]:
-                once = self.mode in ONE_UPLOAD and field.name in _OF_ROUNDS
+                once = self.mode == "observed" and field.name in _OF_ROUNDS
                 why = ": its workers send their sums once" if once else ""
                 raise SettingsError(
                     Wording("mode {!r} takes no {}{}.", self.mode, Setting(field.name), why)
@@ -145,11 +143,6 @@ _OF_ROUNDS = {
 """Settings of exchanges that are made again and again."""
 UNUSED: dict[str, set[str]] = {
     "observed": {"batch_size", "batch", *_OF_ROUNDS},
-    "cell": {
-        *("batch_size", "batch", "site_covariates", "time_covariates"),
-        *("smoothing", "seasonality", "spatial", "covariate_penalty", "coordinates"),
-        *_OF_ROUNDS,
-    },
     "paper": {
         *("patience", "spatial", "covariate_penalty", "coordinates"),
         *("site_covariates", "time_covariates", "smoothing", "seasonality", "masks", "observers"),
@@ -182,8 +175,8 @@ def impute(
     table : FieldTable, str, data frame or Federation
         A `FieldTable`, or anything that `read_records` takes; or an open federation, whose workers
         hold their own cells (`Grid.rows`).
-    mode : {"observed", "cell", "paper", "site-owner"}
-        How cells are fitted. In the first three the server ends with every worker's sum of every
+    mode : {"observed", "paper", "site-owner"}
+        How cells are fitted. In the first two the server ends with every worker's sum of every
         cell: the record, where a cell has one; docs/imputation.md says what it learns in each.
         "paper" needs the table in this process.
     grid : Grid, optional
@@ -243,7 +236,7 @@ def impute(
     bar_of = progress_bar(given.stop, "impute", True, THEN) if verbose else nullcontext()
     with threads_of(threads), bar_of as bar:
         if bar is not None:
-            if mode not in ONE_UPLOAD:
+            if mode != "observed":
                 watch = replace(watch, callbacks=(bar, *watch.callbacks))
             progress = progress or bar.stage
         try:
@@ -269,15 +262,15 @@ def _imputed(
         if given.mode == "paper":
             raise SettingsError(
                 "mode 'paper' needs the table in this process (docs/decisions/020 says why). Use "
-                "mode 'observed' or 'cell' where sites elsewhere have their own records."
+                "mode 'observed' where sites elsewhere have their own records."
             )
-        if given.mode in ONE_UPLOAD:
+        if given.mode == "observed":
             return _of_sums(given, _workers_of(table), grid, watch, progress)
         return _site_owner(given, table, known_table(grid), watch)
     if given.mode == "paper":
         return _paper(given, table, watch)
     workers = WorkerData(table.rows, table.offsets, list(table.workers), COLUMNS)
-    if given.mode in ONE_UPLOAD:
+    if given.mode == "observed":
         held = HeldWorkers(workers, stacked=False)
         return replace(_of_sums(given, held, table.grid, watch, progress), table=table)
     check_owners(table)
@@ -304,9 +297,7 @@ def _of_sums(
 ) -> Imputation:
     """Every worker sends the sums of its cells once, and T(S) is fitted to them here."""
     if watch.checkpoint is not None:
-        raise SettingsError(f"mode {given.mode!r} sends cells once and leaves no checkpoint.")
-    if given.mode == "cell":
-        _check_factors_alone(grid.family, given.structure)
+        raise SettingsError("mode 'observed' sends cells once and leaves no checkpoint.")
     began = time.perf_counter()
     told = gathered(workers, grid, bool(given.masks), given.seed, given.observers)
     cells, ledger = told.table.pooled, told.ledger
@@ -349,21 +340,6 @@ def _of_sums(
     )
 
 
-def _check_factors_alone(family: CellFamily, structure: Structure | None) -> None:
-    """Refuse what the paper's model of a table has not."""
-    if not family.quadratic:
-        raise SettingsError(
-            Wording(
-                "mode 'cell' is for the Gaussian family (or log1p, {}), as in the paper. Use {}.",
-                *(Setting("family", "log1p"), Setting("mode", "observed")),
-            )
-        )
-    if structure is not None and (structure.effects or structure.smooth):
-        raise SettingsError(
-            "mode 'cell' has factors and an offset alone: no effects, covariates or smoothing."
-        )
-
-
 def _solver(
     given: ImputeSettings, grid: Grid, cells: Cells, progress: ProgressFunction | None
 ) -> tuple[Solver, Choice | None, bool]:
@@ -373,8 +349,6 @@ def _solver(
         graph = neighbours(*places_of(given.coordinates, grid.sites))
         covariates = replace(covariates, graph=graph)
     structure, choice, interrupted = given.structure, None, False
-    if given.mode == "cell" and given.rank is not None and given.penalty is not None:
-        structure = given.shape(given.rank, given.penalty, effects=False)
     # A spread of counts that the family's likelihood knows is found out before structures compete.
     pilot = Solver(grid.family, structure or Structure(rank=0), covariates, seed=given.seed)
     family = settled_spread(pilot, cells)
@@ -398,8 +372,6 @@ def _choice(
 ) -> tuple[Choice, bool]:
     """The structure with the least held-out deviance, and whether Ctrl-C cut the search."""
     options: dict[str, Any] = {**given.fixed, "seasons": grid.bins.unit == "month"}  # lag 12
-    if given.mode == "cell":
-        options = {"rank": given.rank, "penalty": given.penalty, "effects": False}
 
     def search(some: Covariates) -> Search:
         return Search(cells, family, some, folds=given.folds, seed=given.seed, report=progress)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from emfed.core.protocols import Compressor, Participation
 
 HOW, INDEX = "How the table is filled", "Index, trend and bounds"
-Mode = Literal["observed", "cell", "paper", "site-owner"]
+Mode = Literal["observed", "paper", "site-owner"]
 BatchKind = Literal["grid", "observations", "rescaled"]
 BATCH = 100
 """Cells of a mini-batch of mode "paper", as printed."""
@@ -26,11 +26,11 @@ class ImputeFields:
     mode: Mode = setting(
         "observed",
         "How cells are fitted: observed (workers send the sums of their cells once; any family), "
-        "cell (the same with the paper's model of a table, an offset and factors; Gaussian), paper "
-        "(FedMissEM as printed, which hardly leaves its start; Gaussian), or site-owner (each site "
-        "belongs to one worker, whose factors stay there, which tells the server less; Gaussian).",
-        takes='{"observed", "cell", "paper", "site-owner"}',
-        words=("observed", "cell", "paper", "site-owner"),
+        "paper (FedMissEM as printed, which hardly leaves its start; Gaussian), or site-owner "
+        "(each site belongs to one worker, whose factors stay there, which tells the server less; "
+        "Gaussian).",
+        takes='{"observed", "paper", "site-owner"}',
+        words=("observed", "paper", "site-owner"),
         panel=HOW,
     )
     structure: Any = setting(
@@ -176,8 +176,8 @@ class ImputeFields:
     )
     masks: bool | None = setting(
         None,
-        'Whether a server that follows the protocol learns sums over workers alone ("observed" and '
-        '"cell"); None is what the federation says: masks between machines with three sites or '
+        'Whether a server that follows the protocol learns sums over workers alone ("observed"); '
+        "None is what the federation says: masks between machines with three sites or "
         "more.",
         takes="bool or None",
     )
