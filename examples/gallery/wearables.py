@@ -14,7 +14,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import emfed
-from emfed.network import RemoteFederation, join, listen
+from emfed.network import join, listen
 
 # %%
 # Nights in steps of five minutes. A tenth of the heart rates is lost when the wristband slips.
@@ -29,12 +29,13 @@ nights[rng.random(stage.shape) < 0.1, 0] = np.nan
 # %%
 # Every clinic joins; then the server fits. Nothing but statistics crosses the sockets.
 model, stop = emfed.hidden_markov(3, ["gaussian", "poisson"]), threading.Event()
-with listen("127.0.0.1:0", insecure=True) as server, tempfile.TemporaryDirectory() as folder:
+place = "127.0.0.1:0"
+with listen(place, columns=2, insecure=True) as sites, tempfile.TemporaryDirectory() as folder:
     for name, rows in zip(["rome", "oslo", "york"], nights, strict=True):
-        site = (f"127.0.0.1:{server.port}", rows, f"{folder}/{name}")
+        site = (f"127.0.0.1:{sites.port}", rows, f"{folder}/{name}")
         threading.Thread(target=join, args=site, kwargs={"stop": stop}, daemon=True).start()
-    server.wait_for(3, 60)
-    result = emfed.fit(model, RemoteFederation(server))
+    sites.wait_for(3, 60)
+    result = emfed.fit(model, sites)
     stop.set()
 print(result)
 

@@ -11,14 +11,16 @@ from typing import Any
 
 import numpy as np
 
-from emfed.network import keys, listen
+from emfed.network import keys
+from emfed.network.websocket import listen
 
 SITE = """
 import sys
 from pathlib import Path
 import numpy as np
 import polars as pl
-from emfed.network import SiteRules, join
+from emfed.network import SiteRules
+from emfed.network.websocket import join
 name, address, folder = sys.argv[1:]
 path = f"{folder}/{name}.data"
 data = np.load(path + ".npy")

@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 
 import emfed
-from emfed.network import LocalTransport, Site, Transport, listen
+from emfed.network import LocalTransport, Site, Transport
 from emfed.network.flower.transport import GridTransport, unwrap, wrap
+from emfed.network.websocket import listen
 from emfed.network.websocket.client import SiteConnection
 from tests.helpers import OPEN
 

@@ -20,9 +20,8 @@ from websockets.sync.client import connect
 
 import emfed
 from emfed.core.errors import EmfedError, ParticipationError, SettingsError
-from emfed.network import join, listen
 from emfed.network import keys as deployment_keys
-from emfed.network.websocket import background, greeting
+from emfed.network.websocket import background, greeting, join, listen
 from emfed.network.websocket.client import SiteConnection, draw_pause
 from emfed.network.websocket.greeting import FORGED, HELLO, MISUSE, UNKNOWN, encode_proof
 from emfed.network.websocket.server import WebSocketTransport

@@ -39,7 +39,7 @@ with tempfile.TemporaryDirectory() as folder:
     transport = LocalTransport.of(dict(zip("abc", rows)), folder)
     result = emfed.fit(emfed.gaussian_mixture(1, "diag"), RemoteFederation(transport), rounds=2)
     assert np.allclose(result.params.means, rows.mean(axis=(0, 1)), atol=1e-3)
-    with emfed.network.listen("127.0.0.1:0", insecure=True) as server:
+    with emfed.network.websocket.listen("127.0.0.1:0", insecure=True) as server:
         assert server.port
 print("works")
 """

@@ -15,7 +15,7 @@ from emfed.core.errors import EmfedWarning, SettingsError, check_count
 from emfed.core.protocols import Federation
 from emfed.data.held import HeldWorkers
 from emfed.data.workers import as_workers
-from emfed.fitting import driver, in_process
+from emfed.fitting import driver, in_process, live
 from emfed.fitting.driver import begin_run, main_view, open_session, start_at
 from emfed.fitting.fitted import NOBODY, Fitted, Watch
 from emfed.fitting.progress import progress
@@ -24,14 +24,16 @@ from emfed.fitting.selection import Selection
 from emfed.fitting.settings import FitSettings
 from emfed.fitting.stopping import Callback, Monitor, Stop
 from emfed.models.devices import Precision
-from emfed.network import FEDERATIONS, InProcessFederation, RayFederation
+from emfed.network import FEDERATIONS, InProcessFederation, LiveSites, RayFederation
 
 FederationName = Literal["stacked", "loop", "ray"] | Federation
 """Where the workers of a table run."""
 
 
-def run(settings: FitSettings, federation: Federation, watch: Watch = NOBODY) -> Fitted:
+def run(settings: FitSettings, federation: Federation | LiveSites, watch: Watch = NOBODY) -> Fitted:
     """Fit what the settings say, wherever the rows are."""
+    if isinstance(federation, LiveSites):
+        return live.fit(settings, federation, watch)
     if _hears_workers(federation, settings):
         return in_process.fit(settings, HeldWorkers(federation.data), watch)
     return driver.run_fit(settings, federation, watch)
@@ -74,9 +76,10 @@ def fit(
     model : Model or callable
         A model such as ``gaussian_mixture(3)``, or a function from a number of components to one
         (with ``n_components``).
-    data : table, dict, list or Federation
+    data : table, dict, list, Federation or LiveSites
         A dict or list of tables, one for each worker; one table with ``groups``; one table alone,
-        which is one worker; or a `Federation` that has its own data, such as sites elsewhere.
+        which is one worker; a `Federation` that has its own data; or sites elsewhere, such as
+        `emfed.network.listen` gives.
     algorithm : Algorithm or str, optional
         "auto" (the default), "em", "FedEM", "VR-FedEM", or an `Algorithm`.
     groups : array or str, optional
@@ -318,14 +321,14 @@ def federation_of(
     precision: Precision = "double",
 ) -> Any:
     """A federation by name over these data, closed at the end; or the one given, left open."""
-    if isinstance(data, Federation) and groups is None and sample_weight is None:
+    if isinstance(data, Federation | LiveSites) and groups is None and sample_weight is None:
         data, federation = None, data
     if device is not None and not (isinstance(federation, str) and federation in FEDERATIONS):
         raise SettingsError(
             "device goes with federation='stacked' or 'loop'; another federation has its own data: "
             "give it workers of as_workers(data, device='cuda')."
         )
-    if isinstance(federation, Federation):
+    if isinstance(federation, Federation | LiveSites):
         if not (data is None and groups is None and sample_weight is None):
             raise SettingsError("a Federation has its own data: give None, or name a federation.")
         yield federation

@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from emfed.deployment.live import LocalSites, join
     from emfed.network.cluster import RayFederation
     from emfed.network.faulty import FaultPlan, FaultyFederation
     from emfed.network.federation import RemoteFederation
@@ -16,16 +17,19 @@ if TYPE_CHECKING:
         LoopFederation,
         StackedFederation,
     )
+    from emfed.network.listening import connect, listen
+    from emfed.network.live import LiveSites
     from emfed.network.rules import SiteRules
     from emfed.network.site import Site
     from emfed.network.transport import LocalTransport, Transport
-    from emfed.network.websocket import join, listen
 
 __all__ = [
     "FEDERATIONS",
     "FaultPlan",
     "FaultyFederation",
     "InProcessFederation",
+    "LiveSites",
+    "LocalSites",
     "LocalTransport",
     "LoopFederation",
     "RayFederation",
@@ -34,27 +38,36 @@ __all__ = [
     "SiteRules",
     "StackedFederation",
     "Transport",
+    "connect",
     "join",
     "listen",
 ]
 _HOMES = {
-    "cluster": ("RayFederation",),
-    "faulty": ("FaultPlan", "FaultyFederation"),
-    "federation": ("RemoteFederation",),
-    "inprocess": ("FEDERATIONS", "InProcessFederation", "LoopFederation", "StackedFederation"),
-    "rules": ("SiteRules",),
-    "site": ("Site",),
-    "transport": ("LocalTransport", "Transport"),
-    "websocket": ("join", "listen"),
+    "emfed.network.cluster": ("RayFederation",),
+    "emfed.network.faulty": ("FaultPlan", "FaultyFederation"),
+    "emfed.network.federation": ("RemoteFederation",),
+    "emfed.network.inprocess": (
+        "FEDERATIONS",
+        "InProcessFederation",
+        "LoopFederation",
+        "StackedFederation",
+    ),
+    "emfed.network.listening": ("connect", "listen"),
+    "emfed.network.live": ("LiveSites",),
+    "emfed.network.rules": ("SiteRules",),
+    "emfed.network.site": ("Site",),
+    "emfed.network.transport": ("LocalTransport", "Transport"),
+    "emfed.deployment.live": ("LocalSites", "join"),
 }
-"""Where the public names are: a relay imports no model."""
+"""Where the public names are. A relay imports no model; a site, which follows fits and has an
+owner, is in a later room."""
 
 
 def __getattr__(name: str) -> Any:
     """Import a public name when it is first asked for."""
     for home, names in _HOMES.items():
         if name in names:
-            found = getattr(import_module(f"emfed.network.{home}"), name)
+            found = getattr(import_module(home), name)
             globals()[name] = found
             return found
     raise AttributeError(f"module 'emfed.network' has no attribute {name!r}")

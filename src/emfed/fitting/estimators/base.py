@@ -45,7 +45,8 @@ from emfed.fitting.session import Session
 from emfed.fitting.settings import FitSettings, read_range
 from emfed.models import FAMILIES
 from emfed.models.component_summaries import width_of
-from emfed.network import StackedFederation
+from emfed.network import LiveSites, StackedFederation
+from emfed.network.live import numbered
 
 SHAPING = ("model", "n_components", "n_factors", "covariance_type", "families")
 """Settings, as models describe themselves, without which parameters of a fit start no other."""
@@ -252,7 +253,7 @@ class FederatedEstimator(BaseEstimator):
         self._described = self._model(k).describe()
         value = np.nan if found.log_likelihood is None else found.log_likelihood
         self._keep(result, result.converged, value)
-        if isinstance(X, Federation):
+        if isinstance(X, Federation | LiveSites):
             self._take_columns(result)
         self._label(X)
         for remark in found.remarks:
@@ -267,7 +268,7 @@ class FederatedEstimator(BaseEstimator):
             warnings.warn(words, NotConverged, stacklevel=2)
         return self
 
-    def _run(self, settings: FitSettings, network: Federation) -> Fitted:
+    def _run(self, settings: FitSettings, network: Federation | LiveSites) -> Fitted:
         """The fit, with a bar and a last line where the user wants to see it."""
         name = type(self).__name__
         with shown(settings.limits, NOBODY, bool(self.verbose), name) as watch:
@@ -287,11 +288,11 @@ class FederatedEstimator(BaseEstimator):
 
     def _network(
         self, X: Any, groups: Any | None, sample_weight: Any | None, reset: bool
-    ) -> Federation:
+    ) -> Federation | LiveSites:
         """Where the rows are: a federation of sites as it is, or tables in this process."""
         if reset:
-            self._frames = None if isinstance(X, Federation) else frames_of(X)
-        if isinstance(X, Federation):
+            self._frames = None if isinstance(X, Federation | LiveSites) else frames_of(X)
+        if isinstance(X, Federation | LiveSites):
             if groups is not None or sample_weight is not None:
                 raise SettingsError("a Federation has its own data: leave out the other arguments.")
             return X
@@ -303,7 +304,7 @@ class FederatedEstimator(BaseEstimator):
         """What scikit-learn wants to know of X, as sites elsewhere told it."""
         self.groups_column_ = None
         self.n_features_in_ = width_of(result.model) or 0
-        if result.columns is not None:
+        if result.columns is not None and result.columns != numbered(len(result.columns)):
             self.feature_names_in_ = np.array(result.columns, dtype=object)
         elif hasattr(self, "feature_names_in_"):
             del self.feature_names_in_
@@ -512,13 +513,14 @@ class FederatedEstimator(BaseEstimator):
         FederatedEstimator
             The estimator, one round further.
         """
-        if isinstance(X, Federation):
+        if isinstance(X, Federation | LiveSites):
             raise SettingsError(
                 "partial_fit takes rows of this process: use fit for sites elsewhere."
             )
         with worded(self._face):
             settings, first = self._settings(), not hasattr(self, "result_")
             network = self._network(X, groups, sample_weight, reset=first)
+            assert isinstance(network, Federation)
             k = self._numbers()[0]
         if not first and (changed := self._changed(k)):
             raise SettingsError(
@@ -662,7 +664,7 @@ class MixtureMethods:
 
     def _label(self: Any, X: Any) -> None:
         """The component of each row of X; a list where X is one table per worker."""
-        if isinstance(X, Federation):
+        if isinstance(X, Federation | LiveSites):
             self.labels_ = None  # the rows are elsewhere
         elif is_tables(X):
             tables = [open_table(table, "X") for table in tables_of(X)]

@@ -20,6 +20,7 @@ from emfed.core.errors import EmfedError, FederationError, WireError
 from emfed.core.sums import Ask, Finish, FloatArray, Rows, Sum, finished
 from emfed.network.exchange.adding import EpochKeys, PlacedAsk
 from emfed.network.exchange.followed import (
+    UNREACHED,
     Ended,
     FitInProgress,
     FollowedFit,
@@ -207,7 +208,9 @@ class EveryoneSums(FollowedFit):
                     self._act(what, about, at)
                 else:
                     self._count(about)
-        if kind in (StatementKind.SUM, StatementKind.ORDER):
+        if kind is StatementKind.ORDER and not followed.held:
+            self._act(kind, entry, place)
+        elif kind in (StatementKind.SUM, StatementKind.ORDER):
             followed.held.append((place, kind, entry))
 
     def _count(self, entry: Entry) -> None:
@@ -294,7 +297,9 @@ class EveryoneSums(FollowedFit):
         if about.stage is not Stage.RUNNING or not me.is_site or me.name not in about.members:
             return
         if self.broken:
-            yield Fault(about.head, "its fit cannot go on from these sums."), b""
+            known = self.broken == UNREACHED
+            words = UNREACHED if known else "its fit cannot go on from these sums."
+            yield Fault(about.head, words), b""
             return
         if (change := self._change(now)) is not None:
             yield change, b""

@@ -20,6 +20,9 @@ from emfed.network.exchange.transcript import Transcript
 logger = logging.getLogger(__name__)
 
 
+UNREACHED = "the fit was ended before it had reached anything."
+
+
 class Program(Protocol):
     """What members follow: made of settings that the owner's rules accepted."""
 
@@ -292,7 +295,7 @@ class FollowedFit(ABC):
         try:
             self.follow(kind, entry, place)
         except Finish:
-            self.end("the fit was ended before it had reached anything.")
+            self.broken = UNREACHED
         except EmfedError as error:
             self.broken = str(error)
 

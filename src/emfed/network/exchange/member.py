@@ -38,6 +38,7 @@ from emfed.core.errors import DataError, EmfedError, FederationError, WireError
 from emfed.core.sums import Ask, Finish, Rows
 from emfed.network.exchange.everyone import EveryoneSums
 from emfed.network.exchange.followed import (
+    UNREACHED,
     Consent,
     Ended,
     FollowedFit,
@@ -360,7 +361,7 @@ class Follower:
                 if about.stage is Stage.FINAL and self.ended is None:
                     self.fit.close()
         except Finish:
-            self._end("the fit was ended before it had reached anything.")
+            self.fit.broken = UNREACHED
         except EmfedError as error:
             self._end(str(error))
 

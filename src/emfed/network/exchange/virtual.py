@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
+from emfed.core.errors import EmfedError
 from emfed.network.exchange.member import Follower
 from emfed.network.exchange.records import MemoryRecords
 from emfed.network.exchange.relay import Relay
@@ -213,8 +214,14 @@ class VirtualNetwork:
         process.working, life = job.ask, process.life
 
         def finish() -> None:
-            if process.life == life:
+            if process.life != life:
+                return
+            try:
                 values = job()
-                self._act(name, lambda: process.machine.done(job, values, self.now))
+            except EmfedError as error:
+                words = str(error)
+                self._act(name, lambda: process.machine.fail(words, self.now))
+                return
+            self._act(name, lambda: process.machine.done(job, values, self.now))
 
         self.at(self.now + self._computing, finish)
