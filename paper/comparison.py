@@ -12,19 +12,19 @@ from typing import Any, Literal, final, get_args
 
 import numpy as np
 
-from emfed.algorithms import EM, AutoEM, FedEM, VRFedEM
+from emfed.aggregation.coded import ENVELOPE_DOWN, ENVELOPE_UP
+from emfed.algorithms import AutoEM, FedEM, VRFedEM
 from emfed.compressors import Identity, SubtractiveDithering
 from emfed.core.errors import EmfedWarning, SettingsError, check_count, check_range
 from emfed.core.ledger import Ledger
 from emfed.core.protocols import Algorithm
 from emfed.core.streams import Purpose, normals, uniforms
-from emfed.core.wire import REPLY_ENVELOPE, REQUEST_ENVELOPE
+from emfed.data.held import HeldWorkers
 from emfed.data.workers import WorkerData
-from emfed.fitting.face import open_run
+from emfed.fitting.by_hand import open_run
 from emfed.fitting.private_in_process import begun
 from emfed.fitting.settings import FitSettings
 from emfed.models import gaussian_mixture
-from emfed.network.inprocess import StackedFederation
 from paper.digits import VARIABLE, deal
 from paper.peers import PeerRound, Tables, averaged_fits, averaging
 
@@ -32,6 +32,9 @@ OPENING = 2
 """Exchanges before the first round of who begins at the merged start: summaries and clusters."""
 WORTH_STOPPING = 1e-9
 """Nats a row: pooled EM that gains less in a step has ended."""
+BROADCAST = 0.05
+"""omega of the server's steps on their way down, in the model's metric, as AutoEM's sums have it:
+a comparison of bytes needs the same broadcast for all."""
 LOCAL_PASSES = 50
 """EM steps of a local fit that is averaged."""
 THIN = 20
@@ -173,21 +176,24 @@ class MethodSettings:
 
     def make_algorithm(self) -> Algorithm:
         """The package's; of a peer it only opens the run."""
-        compressor = SubtractiveDithering(self.noise)
+        up, down = SubtractiveDithering(self.noise), SubtractiveDithering(BROADCAST)
         rate = None if self.memories else 0.0
         if self.method == "FedEM":
-            return FedEM(compressor, self.step_size, memory_rate=rate, in_metric=True)
+            return FedEM(up, self.step_size, memory_rate=rate, in_metric=True, broadcast=down)
         if self.method == "VR-FedEM":
             return VRFedEM(
-                compressor,
+                up,
                 self.step_size,
                 batch_size=self.batch_size,
                 inner_rounds=self.inner_rounds,
                 in_metric=True,
+                broadcast=down,
             )
         if self.method == "float32 EM":
-            return FedEM(Identity("float32"), 1.0)
-        return EM() if self.method == "pooled EM" else AutoEM()
+            return FedEM(Identity("float32"), 1.0, broadcast=Identity("float32"))
+        if self.method == "pooled EM":
+            return FedEM(step_size=1.0, memory_rate=0.0)
+        return AutoEM()
 
 
 def load(settings: MethodSettings, seed: int, digits: Callable[[], Any]) -> WorkerData:
@@ -283,12 +289,12 @@ def _told(places: Iterator[Place]) -> Iterator[Place]:
 def _places(settings: MethodSettings, data: WorkerData, seed: int) -> Iterator[Place]:
     """From where a method begins; all but the private one begin at the merged start."""
     model = gaussian_mixture(settings.source.components, settings.source.kind)
-    network = StackedFederation(data)
     if settings.method == "private AutoEM":
         noisy = FitSettings(model, epsilon=settings.epsilon, seed=seed, noise_seed=seed)
-        yield from _private(noisy, network)
+        yield from _private(noisy, HeldWorkers(data))
         return
-    run = open_run(model, network, settings.make_algorithm(), start="merge", seed=seed)
+    algorithm, rounds = settings.make_algorithm(), settings.rounds
+    run = open_run(model, data, algorithm, start="merge", seed=seed, tol=0, rounds=rounds)
     begun = Place(OPENING, *_sent(run.ledger), run.records[0].epochs, run.model, run.params)
     yield begun
     if settings.method == "one-shot merge":
@@ -296,8 +302,7 @@ def _places(settings: MethodSettings, data: WorkerData, seed: int) -> Iterator[P
     if settings.method in ("averaged local fits", "FedAvg", "SCAFFOLD"):
         yield from _peer(settings, begun, data)
         return
-    while run.state.round <= settings.rounds:
-        record = run.step()
+    for record in run:
         so_far = (*_sent(run.ledger), record.epochs)
         yield Place(OPENING + record.round, *so_far, run.model, run.params)
 
@@ -319,17 +324,17 @@ def _peer(settings: MethodSettings, begun: Place, data: WorkerData) -> Iterator[
     up, down, epochs = begun.bytes_up, begun.bytes_down, begun.epochs
     number = 0
     for number, point in zip(range(1, rounds + 1), points, strict=False):
-        up += data.size * (REPLY_ENVELOPE + point.vector_bytes)
-        down += data.size * (REQUEST_ENVELOPE + point.vector_bytes)
+        up += data.size * (ENVELOPE_UP + point.vector_bytes)
+        down += data.size * (ENVELOPE_DOWN + point.vector_bytes)
         epochs += point.epochs
         yield Place(OPENING + number, up, down, epochs, begun.model, point.params)
     if number < rounds:  # it has diverged
         yield Place(OPENING + number + 1, up, down, epochs, begun.model, None)
 
 
-def _private(settings: FitSettings, network: StackedFederation) -> Iterator[Place]:
+def _private(settings: FitSettings, workers: HeldWorkers) -> Iterator[Place]:
     """Every answer of a private fit is an exchange, and a pass over all rows."""
-    fit, course, width = begun(settings, network.workers)
+    fit, course, width = begun(settings, workers)
 
     def place() -> Place:
         model, statistics, _ = fit.bound()

@@ -16,8 +16,7 @@ from emfed.core.records import Records, RoundRecord
 from emfed.core.streams import Purpose, choose_distinct, uniforms
 from emfed.data.synthetic import START, TRUTH, linear_federation, synthetic_federation
 from emfed.data.workers import WorkerData
-from emfed.fitting.face import open_run
-from emfed.fitting.rounds import Run
+from emfed.fitting.by_hand import Run, open_run
 from emfed.models import GaussianParameters, LinearGaussian, Location, gaussian_mixture
 from emfed.models.covariances import Known
 from emfed.models.parameters import Frame
@@ -130,18 +129,22 @@ def run_job(job: Job, folder: Path, report: ShareReport) -> dict[str, Any]:
     if isinstance(settings, MethodSettings):
         return run_method(settings, job.seed, lambda: prepare_mnist(folder), report)
     model, data, start = problem(settings, job.seed, folder)
-    network = StackedFederation(data)
-    faults = FaultPlan(job.seed, lose_reply=settings.lose_uploads)
+    network: Any = data
+    if settings.lose_uploads:
+        faults = FaultPlan(job.seed, lose_reply=settings.lose_uploads)
+        network = FaultyFederation(StackedFederation(data), faults)
     run = open_run(
         model,
-        FaultyFederation(network, faults) if settings.lose_uploads else network,
+        network,
         settings.make_algorithm(),
         start=start,
         weights=settings.weights,
         participation=settings.make_participation(),
         seed=job.seed,
         monitor=settings.make_monitor(),
-        patience=None,  # who loses uploads in a row has not left
+        tol=0,
+        rounds=settings.rounds,
+        epochs=settings.epochs,
     )
     weights: list[FloatArray] = [_weights(run.params)]
     errors: list[float] = []
@@ -162,11 +165,12 @@ def run_job(job: Job, folder: Path, report: ShareReport) -> dict[str, Any]:
         reached = settings.target is not None and total <= settings.target * (len(weights) - 1)
         return reached or record.squared_h > DIVERGED
 
-    moves = other_moves(settings, run, data)
+    moves = other_moves(settings, run, data, job.seed)
     if moves is not None:
         return with_weights(follow(moves, run, data.rows, settings, watch), weights)
-    if run.until(settings.make_stop(), [lambda record: watch(record, run.params)]) == "interrupted":
-        raise KeyboardInterrupt
+    for record in run:
+        if watch(record, run.params):
+            break
     columns = with_weights(run.records, weights)
     if errors:
         columns["memory_error"] = np.full(len(run.records), np.nan)
@@ -179,20 +183,16 @@ def memory_distance(run: Run, data: WorkerData) -> float:
 
     V_i counts with the upload that the server has accepted and the worker does not know of yet.
     """
-    workers, rows = run.federation.worker_states()
-    taken = run.accepted[workers] == rows["pending_round"]
-    waiting = taken & (rows["committed_round"] != rows["pending_round"])
-    memories = rows["memory"] + (waiting * rows["pending_rate"])[:, None] * rows["pending"]
-    tables = np.asarray(data.rows).reshape(data.size, -1, data.rows.shape[-1])[workers]
-    fields = run.model.expected_statistics(tables, run.params) - run.state.statistics
-    return float(((memories - fields) ** 2).sum(axis=1).mean())
+    tables = np.asarray(data.rows).reshape(data.size, -1, data.rows.shape[-1])
+    fields = run.model.expected_statistics(tables, run.params) - run.statistics
+    return float(((run.memories - fields) ** 2).sum(axis=1).mean())
 
 
 def other_moves(
-    settings: ExperimentSettings, opened: Run, data: WorkerData
+    settings: ExperimentSettings, opened: Run, data: WorkerData, seed: int
 ) -> Iterator[Move] | None:
     """The moves of an algorithm that is not the package's; None for those that are."""
-    model, start, seed = opened.model, opened.state.statistics, opened.seed
+    model, start = opened.model, opened.statistics
     if settings.algorithm == "naive-sum":
         operator, member = settings.make_compressor(), settings.make_participation()
         tables = np.asarray(data.rows).reshape(data.size, -1, data.rows.shape[-1])
@@ -213,7 +213,7 @@ def follow(
     watch: Callable[[RoundRecord, Any], bool],
 ) -> Records:
     """Records of a sibling algorithm, from where the opening exchange of a run has led."""
-    model, statistics = opened.model, opened.state.statistics
+    model, statistics = opened.model, opened.statistics
     records = Records(opened.records)
     params = model.maximize(statistics)
     over = False

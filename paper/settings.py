@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, final
 
-from emfed.algorithms import EM, Bernoulli, Decreasing, Everyone, FedEM, VRFedEM
+from emfed.algorithms import Bernoulli, Decreasing, Everyone, FedEM, VRFedEM
 from emfed.compressors import Dithering, Identity, RandomSparsification
 from emfed.core.errors import SettingsError, check_count, check_range
 from emfed.core.protocols import Algorithm, Compressor, Participation
@@ -77,7 +77,7 @@ class ExperimentSettings:
         check_range("lose_uploads", self.lose_uploads, 0, 1, open_high=True)
         self.make_participation()
         self.make_monitor()
-        self.make_stop()
+        Stop(rounds=self.rounds, epochs=self.epochs)
 
     @property
     def available(self) -> bool:
@@ -135,7 +135,7 @@ class ExperimentSettings:
     def make_algorithm(self) -> Algorithm:
         """EM, FedEM or VR-FedEM; online EM is FedEM with one worker and falling steps."""
         if self.algorithm in ("em", "fiem", "sem-vr", "naive-sum"):
-            return EM()  # of the others it is the opening
+            return FedEM(step_size=1.0, memory_rate=0.0)  # of the others it is the opening
         check_range("step_power", self.step_power, 0, 1)
         step: Any = self.step_size
         if self.step_power:
@@ -159,10 +159,6 @@ class ExperimentSettings:
     def make_monitor(self) -> Monitor:
         """How often |h|^2 is computed."""
         return Monitor(every=self.monitor, objective=False)
-
-    def make_stop(self) -> Stop:
-        """After so many epochs or rounds."""
-        return Stop(rounds=self.rounds, epochs=self.epochs)
 
 
 _CHANNEL = ("compressor", "levels", "block", "keep", "memory_rate", "memory_start", "participation")

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from emfed.algorithms import memory, spider, steps
+from emfed.algorithms import paper, steps
 from emfed.algorithms.base import CompressedEM
+from emfed.algorithms.memories import NOT_COUNTED
 from emfed.algorithms.participation import Bernoulli
 from emfed.compressors import Dithering
 from paper import comparison
@@ -45,46 +46,38 @@ def no_division_by_p(patch: Patch) -> None:
     patch.setattr(Bernoulli, "probabilities", lambda self, workers, n: np.ones(len(workers)))
 
 
-def endless(loops: spider.Loops) -> spider.Loops:
-    return loops._replace(inner_rounds=NEVER)
-
-
 def never_refreshed(patch: Patch) -> None:
     """The first outer loop of VR-FedEM has no end."""
-    around(patch, spider, "estimate", lambda real, *a: real(*a[:-1], endless(a[-1])))
+
+    def endless(real: Any, self: Any, settings: Any, *a: Any) -> Any:
+        return real(self, replace(settings, inner_rounds=NEVER), *a)
+
+    around(patch, paper.Innovations, "_spider", endless)
 
 
 def memories_forgotten(patch: Patch) -> None:
-    """V_i and V are zero again at the beginning of every outer loop."""
+    """V_i and V are zero again at the beginning of every outer loop, which have 20 rounds."""
 
-    def forget(real: Any, self: Any, task: Any) -> Any:
+    def forget(real: Any, ask: Any, replies: Any) -> Any:
+        server = real(ask, replies)
+        if (server.round - 1) % 20 or not ask.server.round:
+            return server
         # A new generation of memories is how the real code starts them anew.
-        request = replace(task.request, generation=_loop(task.request.round))
-        return real(self, replace(task, request=request))
+        nobody = np.full_like(server.counted, NOT_COUNTED)
+        memory, generation = np.zeros_like(server.memory), server.generation + 1
+        return replace(server, memory=memory, counted=nobody, generation=generation)
 
-    def restart(real: Any, self: Any, model: Any, seed: int, state: Any, heard: Any) -> Any:
-        if _loop(heard.request.round) > _loop(heard.request.round - 1):
-            state = replace(state, memory=np.zeros_like(state.memory))
-        return real(self, model, seed, state, heard)
-
-    around(patch, CompressedEM, "worker_step", forget)
-    around(patch, CompressedEM, "server_step", restart)
-
-
-def _loop(round_: int) -> int:
-    """The outer loop of a round, as the generation of its memories; they are of 20 rounds."""
-    return max(0, (round_ - 1) // 20)
+    around(patch, paper, "after", forget)
 
 
 def server_forgets(patch: Patch) -> None:
     """The server's V stays what it was at the start."""
 
-    def keep(real: Any, *a: Any, **k: Any) -> Any:
-        state, info = real(*a, **k)
-        keeps = a[3].request.kind != "start"
-        return (replace(state, memory=a[2].memory) if keeps else state), info
+    def keep(real: Any, ask: Any, replies: Any) -> Any:
+        server = real(ask, replies)
+        return replace(server, memory=ask.server.memory) if ask.server.round else server
 
-    around(patch, steps, "advance", keep)
+    around(patch, paper, "after", keep)
 
 
 def no_memories(patch: Patch) -> None:
@@ -102,34 +95,31 @@ def biased_operator(patch: Patch) -> None:
 
 
 def committed_on_send(patch: Patch) -> None:
-    """A worker adds its upload to V_i when it sends it, and not again when it is accepted."""
+    """A worker adds its upload to V_i when it sends it, and not again when it is counted."""
 
-    def commit(
-        real: Any, rows: Any, fresh: Any, round_: int, values: Any, rate: Any, *a: Any
-    ) -> Any:
-        rows = real(rows, fresh, round_, values, rate, *a)
-        gain = rows["pending_rate"][fresh][:, None] * values
-        return memory.update(rows, fresh, {"memory": rows["memory"][fresh] + gain})
+    def commit(real: Any, self: Any, rows: Any, workers: Any, states: Any) -> Any:
+        passes = real(self, rows, workers, states)
+        states["memory"] = states["memory"] + states["pending"]
+        states["pending"] = np.zeros_like(states["pending"])
+        return passes
 
-    def settle(real: Any, rows: Any, accepted: Any) -> Any:
-        return real(rows | {"pending_rate": np.zeros(len(accepted))}, accepted)
-
-    around(patch, memory, "hold", commit)
-    around(patch, memory, "_settle", settle)
+    around(patch, paper.Innovations, "_sent", commit)
 
 
 def without_replacement(patch: Patch) -> None:
     """Batches of distinct rows where distinct draws are meant."""
-    around(patch, steps, "batch_indices", lambda real, *a: real(*a[:-1], False))
+    for module in (steps, paper):
+        around(patch, module, "batch_indices", lambda real, *a: real(*a[:-1], False))
 
 
 def wrong_sign(patch: Patch) -> None:
     """Delta_i = S_i - S + V_i."""
 
-    def flip(real: Any, task: Any, channel: Any, fresh: Any, targets: Any, cost: Any) -> Any:
-        return real(task, channel, fresh, targets + 2 * task.states["memory"][fresh], cost)
+    def flip(real: Any, self: Any, rows: Any, workers: Any, states: Any) -> Any:
+        estimates, passes = real(self, rows, workers, states)
+        return estimates + 2 * states["memory"], passes
 
-    around(patch, steps, "hold_upload", flip)
+    around(patch, paper.Innovations, "_estimates", flip)
 
 
 def no_controls(patch: Patch) -> None:

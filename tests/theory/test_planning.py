@@ -12,9 +12,10 @@ import pytest
 
 import emfed
 from emfed import theory
+from emfed.aggregation.coded import ENVELOPE_UP
 from emfed.cli.main import main
 from emfed.core.protocols import Layout
-from emfed.core.wire import REPLY_ENVELOPE, floats_size
+from emfed.core.wire import floats_size
 from tests.helpers import plain_fit
 
 
@@ -72,7 +73,7 @@ def test_memories_at_zero_cost_rounds_and_those_at_the_mean_field_bytes() -> Non
         reduced = theory.VRBounds(problem, plan.omega, vr.inner_rounds, vr.batch_size)
         assert reduced.means(vr.step_size, outer, memory_error=error)[1] <= 1e-2 * 1.001
     extra = field.fed_em.bytes_up - field.fed_em.rounds * zero.fed_em.bytes_up / zero.fed_em.rounds
-    assert extra == floats_size(50) + REPLY_ENVELOPE
+    assert extra == floats_size(50) + ENVELOPE_UP
     with pytest.raises(emfed.SettingsError, match="memory_start"):
         theory.plan(found, operator, memory_start="one")
 

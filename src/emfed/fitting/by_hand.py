@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any, final
 
@@ -15,15 +16,20 @@ from emfed.core.errors import SettingsError
 from emfed.core.ledger import Ledger
 from emfed.core.protocols import Model
 from emfed.core.records import Records, RoundRecord
-from emfed.core.sums import AskedWorkers, Finish, FloatArray, LastSum
+from emfed.core.sums import AskedWorkers, Finish, Fit, FloatArray, LastSum
 from emfed.core.wording import Setting, Wording
 from emfed.data.held import HeldWorkers
+from emfed.data.summing import check_rows_held
 from emfed.data.workers import as_workers
+from emfed.fitting.ascent import Cohort, Objective
 from emfed.fitting.chronicle import joined, last_of, looks
-from emfed.fitting.fitted import Watch
-from emfed.fitting.following import Conclusion
-from emfed.fitting.in_process import Begun, begin
+from emfed.fitting.convergence import Tolerance
+from emfed.fitting.fitted import NOBODY, Watch
+from emfed.fitting.following import Candidate, Conclusion
+from emfed.fitting.in_process import Begun, Course, begin, ending
+from emfed.fitting.opening import Pooled
 from emfed.fitting.settings import FitSettings
+from emfed.fitting.stochastic import check_suits, rounds_of
 from emfed.fitting.stopping import Monitor
 from emfed.models.naming import columns_named
 from emfed.network import FaultyFederation, InProcessFederation, RayFederation
@@ -40,13 +46,13 @@ class Run(Iterator[RoundRecord]):
     Examples
     --------
     >>> import emfed
-    >>> from emfed.fitting.by_hand import open_run
     >>> data = emfed.data.synthetic_federation(workers=4, rows_per_worker=50)
     >>> model = emfed.gaussian_mixture(2, "tied")
+    >>> from emfed.fitting.by_hand import open_run
     >>> run = open_run(model, data, emfed.FedEM(emfed.Dithering(4)), rounds=3)
     >>> [record.round for record in run]
     [1, 2, 3]
-    >>> run.finish().rounds
+    >>> run.result.rounds
     3
     """
 
@@ -67,6 +73,17 @@ class Run(Iterator[RoundRecord]):
     def ledger(self) -> Ledger:
         """All bytes so far."""
         return self._course.ledger
+
+    @property
+    def result(self) -> Result:
+        """What the fit has come to so far: without remarks and what is asked at the end."""
+        stopped, outcome = self._course.stopped, self._outcome
+        if outcome is not None:
+            stopped = ending(self._course, outcome)
+        records = self.records  # with the opening's
+        found = self._begun.result(self.model, self.statistics, stopped or "rounds")
+        confirmed = outcome is not None and outcome.final.estimate.converged
+        return replace(found, records=Records(records), confirmed=confirmed)
 
     @property
     def weights(self) -> FloatArray:
@@ -135,14 +152,6 @@ class Run(Iterator[RoundRecord]):
         self._until_round()
         return record
 
-    def finish(self) -> Result:
-        """End the fit here, and say what it has come to."""
-        while self._outcome is None:
-            if self._ask.purpose == "round":
-                self._course.stopped = self._course.stopped or "callback"
-            self._exchange()
-        return self._begun.fitted(self._outcome).result
-
     def _until_round(self) -> None:
         """Make the exchanges before the next round."""
         while self._outcome is None and self._ask.purpose != "round":
@@ -207,13 +216,13 @@ def open_run(
     Examples
     --------
     >>> import emfed
-    >>> from emfed.fitting.by_hand import open_run
     >>> data = emfed.data.synthetic_federation(workers=4, rows_per_worker=50)
     >>> model = emfed.gaussian_mixture(2, "tied")
+    >>> from emfed.fitting.by_hand import open_run
     >>> run = open_run(model, data, emfed.FedEM(emfed.Dithering(4)), tol=0)
     >>> [run.step().round for _ in range(3)]
     [1, 2, 3]
-    >>> abs(run.weights @ run.memories - run.server.memory).max() < 1e-12
+    >>> bool(abs(run.weights @ run.memories - run.server.memory).max() < 1e-12)
     True
     """
     given = FitSettings.read(model, algorithm, **settings)
@@ -222,6 +231,29 @@ def open_run(
     present = data.present if isinstance(data, FaultyFederation) else None
     workers = workers_of(data, groups, sample_weight)
     return Run(begin(given, workers, Watch(monitor=monitor), present))
+
+
+def go_on(
+    model: Model, statistics: FloatArray, workers: AskedWorkers, algorithm: Any, seed: int = 0
+) -> Run:
+    """A run from these statistics of a model that is bound to other rows."""
+    settings = FitSettings(model, algorithm=algorithm, tol=0, seed=seed)
+    check_suits(settings, workers)
+    workers.everywhere(partial(check_rows_held, model))
+    course = Course(settings, workers, NOBODY)
+    weights = workers.totals / workers.totals.sum()
+    return Run(Begun(settings, workers, weights, course, _rounds(settings, statistics, workers)))
+
+
+def _rounds(
+    settings: FitSettings, statistics: FloatArray, workers: AskedWorkers
+) -> Fit[Conclusion]:
+    rows = float(workers.totals.sum())
+    cohort = Cohort(len(workers.totals), rows, masked=False)
+    problem = Objective(settings.model, cohort, Tolerance(0.0), way=rounds_of(settings))
+    ended = yield from problem.climb(statistics)
+    found = Candidate(0, problem, ended, 0.0)
+    return Conclusion(Pooled({}, rows, int(workers.counts.sum()), rows), [found], 0, found)
 
 
 def workers_of(data: Any, groups: Any = None, sample_weight: Any = None) -> AskedWorkers:

@@ -21,7 +21,7 @@ from emfed.core.sums import (
     Precision,
     Sum,
 )
-from emfed.fitting.asks import Joint, Statistics
+from emfed.fitting.asks import Exact, Joint, Statistics
 from emfed.fitting.many import Tracked
 from emfed.fitting.settings import FitSettings
 from emfed.fitting.stopping import PATIENCE, Callback, Stop
@@ -223,6 +223,8 @@ def joined(ask: Any) -> Sequence[Any]:
 
 def _passes(ask: Ask) -> int:
     """Passes over the rows: each local step is one."""
+    if isinstance(ask, Exact):
+        return len(ask.params)
     return ask.steps if isinstance(ask, Tracked) else isinstance(ask, Statistics)
 
 

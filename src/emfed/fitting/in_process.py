@@ -114,7 +114,30 @@ class Begun:
 
     def fitted(self, outcome: Conclusion) -> Fitted:
         """What the fit came to, with remarks and what everyone is asked at the end."""
-        return _fitted(self.settings, self.workers, self.weights, self.course, outcome)
+        return _fitted(self, outcome)
+
+    def result(self, model: Any, statistics: FloatArray, stopped: str) -> Result:
+        """What the fit has come to, at these statistics."""
+        settings, workers, course = self.settings, self.workers, self.course
+        said = {
+            "algorithm": described(settings, model, workers.totals),
+            "participation": settings.who().describe(),
+            "limits": {name: v for name, v in vars(course.stop).items() if v is not None},
+            "masks": bool(settings.masks),
+        }
+        return Result(
+            model=model,
+            params=model.to_user(model.maximize(statistics)),
+            records=course.records,
+            stopped=stopped,
+            seed=settings.seed,
+            statistics=statistics,
+            ledger=course.ledger,
+            columns=workers.columns,
+            worker_weights=self.weights,
+            samples=float(workers.totals.sum()),
+            facts=Facts(workers.counts, plain(said)),
+        )
 
 
 def begin(
@@ -312,24 +335,21 @@ class Course(Chronicle):
 # From the outcome to a result.
 
 
-def _fitted(
-    settings: FitSettings,
-    workers: AskedWorkers,
-    weights: FloatArray,
-    course: Course,
-    outcome: Conclusion,
-) -> Fitted:
+def _fitted(begun: Begun, outcome: Conclusion) -> Fitted:
     """What the fit came to, with remarks and what everyone is asked at the end."""
+    settings, course, final = begun.settings, begun.course, outcome.final
     stopped = ending(course, outcome)
     course.open_records()
     if course.curve is not None and stopped != INTERRUPTED:
-        course.records = course.curve.drawn(course.records, outcome.final.model, course.mean)
-    base = _result(settings, workers, weights, course, outcome, stopped)
+        course.records = course.curve.drawn(course.records, final.model, course.mean)
+    base = begun.result(final.model, final.estimate.point.statistics, stopped)
+    pooled = outcome.pooled
+    base = replace(base, samples=pooled.rows, pooled_summary=pooled.summary)
 
     def close(result: Result) -> Result:
         if not settings.scores or course.stopped == INTERRUPTED:
             return result
-        return _with_scores(settings, result, workers, weights)
+        return _with_scores(settings, result, begun.workers, begun.weights)
 
     return concluded(course, outcome, base, close)
 
@@ -375,39 +395,6 @@ def ending(course: Chronicle, outcome: Conclusion) -> str:
     if outcome.final.estimate.converged or not course.stopped:
         return "nats" if course.stop.nats else "tolerance"
     return course.stopped
-
-
-def _result(
-    settings: FitSettings,
-    workers: AskedWorkers,
-    weights: FloatArray,
-    course: Course,
-    outcome: Conclusion,
-    stopped: str,
-) -> Result:
-    """All of a result but its model."""
-    model = outcome.final.model
-    said = {
-        "algorithm": described(settings, model, workers.totals),
-        "participation": settings.who().describe(),
-        "limits": {name: v for name, v in vars(course.stop).items() if v is not None},
-        "masks": bool(settings.masks),
-    }
-    statistics = outcome.final.estimate.point.statistics
-    return Result(
-        model=model,
-        params=model.to_user(model.maximize(statistics)),
-        records=course.records,
-        stopped=stopped,
-        seed=settings.seed,
-        statistics=statistics,
-        ledger=course.ledger,
-        columns=workers.columns,
-        worker_weights=weights,
-        samples=outcome.pooled.rows,
-        facts=Facts(workers.counts, plain(said)),
-        pooled_summary=outcome.pooled.summary,
-    )
 
 
 def _with(base: Result, candidate: Candidate, confirmed: bool) -> Result:

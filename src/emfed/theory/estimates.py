@@ -17,15 +17,14 @@ from typing import Any, Literal, final
 
 import numpy as np
 
-from emfed.algorithms import EM
+from emfed.algorithms import FedEM
 from emfed.core.errors import DataError, check_count
 from emfed.core.protocols import FloatArray, IdentityMetric, IntArray, Layout, Metric, Model
 from emfed.core.streams import Purpose, choose_distinct, uniforms
 from emfed.data.sources import Source, chunks
 from emfed.data.tables import Workers, gather
 from emfed.data.workers import WorkerData, as_workers, stack_tables
-from emfed.fitting.face import open_run
-from emfed.fitting.stopping import Stop
+from emfed.fitting.by_hand import open_run
 from emfed.theory.problem import Problem
 
 _DIFFERENCE = 1e-4
@@ -159,12 +158,20 @@ def estimate_problem(
     counts = whole.counts
     share = counts / counts.sum() if weights == "samples" else np.full(len(counts), 1 / len(counts))
     run = open_run(
-        model, sample, EM(), weights=share[chosen], start=start, seed=seed, count_bytes=False
+        model,
+        sample,
+        FedEM(step_size=1.0, memory_rate=0.0),  # exact EM
+        weights=share[chosen],
+        start=start,
+        seed=seed,
+        rounds=_PATIENCE,
+        field_tol=1e-10,
     )
-    path, gap = _path(run)
+    path = [run.statistics, *(run.statistics for _ in run)]
     bound, w = run.model, run.weights
     metric = bound.metric(bound.maximize(path[-1])) if in_metric else IdentityMetric()
     probe = _Probe(bound, sample, metric, w, check_count("directions", directions), seed)
+    gap = max(0.0, probe.objective(path[0]) - probe.objective(path[-1]))
     picked = np.unique(np.geomspace(1, len(path), points).round().astype(int)) - 1
     local = [probe.at(path[k]) for k in picked]
     last = np.concatenate([point.eigenvalues for point in local])
@@ -230,21 +237,6 @@ def _sample(
     return stack_tables(parts), chosen
 
 
-def _path(run: Any) -> tuple[list[FloatArray], float]:
-    """The statistics that EM passes through, and how far the objective falls on the way."""
-
-    def objective() -> float:
-        likelihood = run.ask("values", "monitor")[:, 0].sum()
-        return float(run.model.penalty(run.params) - likelihood)
-
-    first, path = objective(), [run.state.statistics]
-    run.until(
-        Stop(rounds=_PATIENCE, tolerance=1e-10),
-        [lambda record: path.append(run.state.statistics)],
-    )
-    return path, max(0.0, first - objective())
-
-
 @final
 class _Probe:
     """Differences of the mean fields and of phi(T) around a point, in a metric's coordinates."""
@@ -270,6 +262,14 @@ class _Probe:
             values = self.model.expected_statistics(piece.rows, params, piece.padding)
             out[piece.positions] = values
         return out
+
+    def objective(self, point: FloatArray) -> float:
+        """The penalised negative log-likelihood a row."""
+        params, total = self.model.maximize(point), 0.0
+        for piece in self.data.stacks(np.arange(self.data.size)):
+            likelihood = self.model.evaluate(piece.rows, params, piece.padding)[1]
+            total += float(self.weights[piece.positions] @ likelihood)
+        return float(self.model.penalty(params)) - total
 
     def fields(self, point: FloatArray) -> FloatArray:
         return self.metric.whiten(self.statistics(self.model.maximize(point)) - point)

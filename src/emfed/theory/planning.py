@@ -8,11 +8,12 @@ from typing import Any, Literal, NamedTuple, final
 
 import numpy as np
 
+from emfed.aggregation.coded import ENVELOPE_DOWN, ENVELOPE_UP
 from emfed.algorithms import FedEM
 from emfed.core.errors import SettingsError, check_count, check_range, check_type
 from emfed.core.protocols import Compressor, Crowd
 from emfed.core.streams import Purpose, normals, uniforms
-from emfed.core.wire import REPLY_ENVELOPE, REQUEST_ENVELOPE, floats_size, payload_sizes
+from emfed.core.wire import floats_size, payload_sizes
 from emfed.core.wording import Setting, Wording
 from emfed.theory.bounds import FedEMBounds, VRBounds, memory_rate, vr_inner_rounds
 from emfed.theory.estimates import Estimate
@@ -201,9 +202,9 @@ def plan(
     omega = omega_of(compressor, estimate.layout, problem.norm == "metric")
     size = _message_bytes(compressor.resolve(estimate.layout), q)
     traffic = _Traffic(
-        participation * (size + REPLY_ENVELOPE),
-        participation * (floats_size(q) + REQUEST_ENVELOPE),
-        0 if memory_start == "zero" else floats_size(q) + REPLY_ENVELOPE,
+        participation * (size + ENVELOPE_UP),
+        participation * (floats_size(q) + ENVELOPE_DOWN),
+        0 if memory_start == "zero" else floats_size(q) + ENVELOPE_UP,
     )
     error = estimate.memory_error if memory_start == "zero" else 0.0
     crowd = Crowd(1 / float(problem.weights @ problem.weights), participation)

@@ -18,14 +18,14 @@ from sklearn.utils.validation import check_is_fitted
 from emfed.algorithms import Decreasing, FedEM
 from emfed.artifacts.result import Result
 from emfed.core.errors import EmfedWarning, SettingsError, check_count, check_range, worded
-from emfed.core.protocols import WHOLE, Federation, FloatArray, IntArray, Model, plural
+from emfed.core.protocols import Federation, FloatArray, IntArray, Model, plural
 from emfed.core.wording import Face, Setting
 from emfed.data.reading import is_frame, label
 from emfed.data.sources import Source
 from emfed.data.tables import Workers
 from emfed.data.weights import check_row_weights
 from emfed.data.workers import open_table
-from emfed.fitting.driver import result_of
+from emfed.fitting.by_hand import Run, go_on, open_run, workers_of
 from emfed.fitting.estimators.intake import (
     as_frame,
     find_categories,
@@ -37,11 +37,9 @@ from emfed.fitting.estimators.intake import (
     same_columns,
     tables_of,
 )
-from emfed.fitting.face import open_run, run, shown
+from emfed.fitting.face import run, shown
 from emfed.fitting.fitted import NOBODY, Fitted
-from emfed.fitting.rounds import Run
 from emfed.fitting.selection import with_setting
-from emfed.fitting.session import Session
 from emfed.fitting.settings import FitSettings, read_range
 from emfed.models import FAMILIES
 from emfed.models.component_summaries import width_of
@@ -531,7 +529,7 @@ class FederatedEstimator(BaseEstimator):
         run = self._open(network, settings) if first else self._resume(network, settings)
         run.step()
         self._described = self._model(k).describe()
-        self._keep(result_of(run, "rounds"), False, np.nan)
+        self._keep(run.result, False, np.nan)
         self.n_batches_ = self.n_rounds_ = self.n_iter_ = batches
         return self
 
@@ -552,15 +550,14 @@ class FederatedEstimator(BaseEstimator):
             start=settings.start,
             n_init=settings.n_init,
             seed=settings.seed,
+            tol=0,
         )
 
     def _resume(self, network: Federation, settings: FitSettings) -> Run:
         """A round with new rows, in the frame of the first ones."""
         model, statistics = self._online(self.result_)
-        session = Session(model, network, seed=settings.seed)
-        session.adopt(model)
-        step = self.step(self.n_batches_ + 1)
-        return Run(session, WHOLE, FedEM(step_size=step, memory_rate=0.0), statistics)
+        step = FedEM(step_size=self.step(self.n_batches_ + 1), memory_rate=0.0)
+        return go_on(model, statistics, workers_of(network), step, settings.seed)
 
     # What can be asked.
 
