@@ -179,7 +179,6 @@ class Search:
         seasonality: float | None = None,
         spatial: float | None = None,
         covariate_penalty: float | None = None,
-        effects: bool = True,
         seasons: bool = True,
         hints: tuple[Structure, ...] = (),
     ) -> Choice:
@@ -196,14 +195,13 @@ class Search:
                 penalty=float(0.35 * noise if penalty is None else penalty),
                 site_penalty=0.5 * unit,
                 time_penalty=0.5 * unit,
-                effects=effects,
                 spatial=float(spatial or 0.0),
                 covariate_penalty=FREE if covariate_penalty is None else covariate_penalty,
-                **(ties[0] if effects else {}),
+                **ties[0],
             )
             here = self._best(here, iter(hints))
             free = rank is None, penalty is None
-            best = self._search(here, free, ties if effects else [], (unit, noise))
+            best = self._search(here, free, ties, (unit, noise))
             known = self.covariates or Covariates()
             if covariate_penalty is None and known.count:
                 some = (replace(best, covariate_penalty=s * unit) for s in COEFFICIENTS)
@@ -212,7 +210,7 @@ class Search:
                 best = self._tied(best, free[0], unit)
         except KeyboardInterrupt:
             self.interrupted = True
-            plain = Structure(rank=rank or 0, effects=effects)
+            plain = Structure(rank=rank or 0)
             best = min(self.tried, key=lambda one: self.tried[one], default=plain)
         self.report(_STAGE, 1.0)
         return Choice(best, tuple(self.tried.items()))
@@ -233,11 +231,9 @@ class Search:
             here = self._best(here, (replace(here, penalty=s * noise) for s in SHARES))
         if free[0] and here.rank:
             here = self._climb(here)
-        if ties:
-            here = self._best(here, (replace(here, **tie) for tie in ties))
-            here = self._best(here, (replace(here, site_penalty=s * unit) for s in EFFECTS))
-            here = self._best(here, (replace(here, time_penalty=s * unit) for s in EFFECTS))
-        return here
+        here = self._best(here, (replace(here, **tie) for tie in ties))
+        here = self._best(here, (replace(here, site_penalty=s * unit) for s in EFFECTS))
+        return self._best(here, (replace(here, time_penalty=s * unit) for s in EFFECTS))
 
     def _tied(self, here: Structure, free_rank: bool, unit: float) -> Structure:
         """Sites tied to their neighbours, if that pays; else what was found without."""

@@ -81,15 +81,7 @@ class ImputeSettings(ImputeFields):
 
     def __post_init__(self) -> None:
         check_declared(self)
-        for field in fields(self):
-            value = getattr(self, field.name)
-            given = value is not None if field.default is None else value != field.default
-            if given and field.name in UNUSED[self.mode]:
-                once = self.mode == "observed" and field.name in _OF_ROUNDS
-                why = ": its workers send their sums once" if once else ""
-                raise SettingsError(
-                    Wording("mode {!r} takes no {}{}.", self.mode, Setting(field.name), why)
-                )
+        self._check_mode()
         check_seed(self.seed)
         if self.structure is not None:
             check_type("structure", self.structure, Structure, "Structure(rank=2, penalty=5)")
@@ -108,6 +100,18 @@ class ImputeSettings(ImputeFields):
             raise SettingsError("mode 'paper' is printed for full participation.")
         if self.compressor is not None:
             check_type("compressor", self.compressor, Compressor, "Dithering(levels=3)")
+
+    def _check_mode(self) -> None:
+        """Refuse settings that the mode has no use for."""
+        for field in fields(self):
+            value = getattr(self, field.name)
+            given = value is not None if field.default is None else value != field.default
+            if given and field.name in UNUSED[self.mode]:
+                once = self.mode == "observed" and field.name in _OF_ROUNDS
+                why = ": its workers send their sums once" if once else ""
+                raise SettingsError(
+                    Wording("mode {!r} takes no {}{}.", self.mode, Setting(field.name), why)
+                )
 
     @property
     def fixed(self) -> dict[str, Any]:

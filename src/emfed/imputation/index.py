@@ -236,10 +236,6 @@ def totals(
             theta = posterior.capped(theta)
             spread = posterior.spread_at(theta, index)
             noise[index] += (missing * family.record_variance(theta, spread)).sum(axis=0)
-    # Draws have the estimate in their midst, also where that is the optimum's.
-    drawn = sums - known
-    mean = drawn.mean(axis=0)
-    sums = known + drawn * np.divide(estimate - known, mean, np.ones_like(mean), where=mean > 0)
     z = normal_row(fit.seed, 1, Purpose.FIELD_RECORDS, noise.size).reshape(noise.shape)
     # Relative noise, so that a total of counts stays positive.
     root = np.sqrt(noise) / np.maximum(np.abs(sums), 1e-12)
@@ -307,11 +303,7 @@ def _strata(strata: Any, names: Sequence[str]) -> dict[str, IntArray]:
     if strata is None:
         return everything
     if hasattr(strata, "columns"):
-        columns = [name for name in strata.columns if name != "site"]
-        if "site" not in strata.columns or len(columns) != 1:
-            raise DataError("strata: expected a frame with 'site' and one other column.")
-        pairs = zip(strata["site"], strata[columns[0]], strict=True)
-        strata = {str(site): str(value) for site, value in pairs}
+        strata = _by_site(strata)
     if isinstance(strata, Mapping):
         absent = [name for name in names if name not in strata]
         if absent:
@@ -321,6 +313,15 @@ def _strata(strata: Any, names: Sequence[str]) -> dict[str, IntArray]:
     if len(values) != len(names):
         raise DataError(f"strata: expected {len(names)}, one per site; got {len(values)}.")
     return everything | {str(v): np.flatnonzero(values == v) for v in np.unique(values)}
+
+
+def _by_site(frame: Any) -> dict[str, str]:
+    """The stratum of each site, from a frame with its name."""
+    columns = [name for name in frame.columns if name != "site"]
+    if "site" not in frame.columns or len(columns) != 1:
+        raise DataError("strata: expected a frame with 'site' and one other column.")
+    pairs = zip(frame["site"], frame[columns[0]], strict=True)
+    return {str(site): str(value) for site, value in pairs}
 
 
 def axis_place(label: str) -> float:

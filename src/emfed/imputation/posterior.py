@@ -443,16 +443,16 @@ class _Chain:
             times=np.concatenate([more[1], params.times], axis=1),
         )
         ties = {lag: np.full(len(time), strength / unit) for lag, strength in lags.items()}
-        if structure.effects:
-            params = _unit_times(params)
-            for k in range(params.rank):
-                for lag, strength in ties.items():
-                    tied = k >= spare and structure.penalty > 0 and lag in chosen
-                    strength[k] = lags[lag] / structure.penalty if tied else _TIE
-                size = float(np.mean(params.sites[:, k] ** 2))
-                if site[k] * unit < _HELD:
-                    site[k] = 1 / max(size, weak**2)
-                time[k] = 1.0
+        if not structure.effects:
+            return _State(params, spread, site, time, tuple(ties.items()))
+        params, factors = _unit_times(params), slice(0, params.rank)
+        for lag, strength in ties.items():
+            strength[factors] = _TIE
+            if structure.penalty > 0 and lag in chosen:
+                strength[spare : params.rank] = lags[lag] / structure.penalty
+        size = np.maximum(np.mean(params.sites[:, factors] ** 2, axis=0), weak**2)
+        site[factors] = np.where(site[factors] * unit < _HELD, 1 / size, site[factors])
+        time[factors] = 1.0
         return _State(params, spread, site, time, tuple(ties.items()))
 
     def _likeliest(self, counts: Counts) -> _State:
