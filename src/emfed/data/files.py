@@ -36,8 +36,6 @@ from emfed.data.sources import (
 MOST_RANGES = 4
 """Places of one file that a worker's rows may be spread over, on average."""
 ENDINGS = ("csv", "tsv", "xlsx", "parquet")
-MISSING = ("", "NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "null", "NULL", "None")
-"""What CSV files write for no value."""
 FIRST_LINE = 2
 """The line of the first row: the header is line 1."""
 SEPARATORS = {"tab": "\t", "\\t": "\t", "comma": ",", "semicolon": ";", "space": " "}
@@ -328,13 +326,8 @@ def _read_text(content: bytes, separator: str, where: str, form: TextForm) -> Fi
 
     text = _decoded(content, form, where)
     _, head = next(_lines(text, separator, where), (1, []))
-    parts = (";", "\t", "|", " ") if len(head) == 1 else ()
-    if other := next((mark for mark in parts if mark != separator and mark in head[0].strip()), ""):
-        word = {"\t": "tab", " ": "space"}.get(other, f"'{other}'")
-        more = " (and --decimal , if it writes 1,5 for one and a half)" if other == ";" else ""
-        if other == ";" or _columns_of(text, other) > 1:  # a name may hold a space or a bar
-            problem = f"its columns seem to be parted by {word}"
-            raise refuse(where, problem, f"say --separator {word}{more}")
+    if len(head) == 1:
+        _check_separator(text, head[0].strip(), separator, where)
     names, faults = _names(head, where)
     source = io.BytesIO(text.encode())
     options: dict[str, Any] = {"separator": separator, "infer_schema": False, "glob": False}
@@ -354,6 +347,17 @@ def _read_text(content: bytes, separator: str, where: str, form: TextForm) -> Fi
         ends = [line for line, _ in _lines(text, separator, where)]
         lines = [end + 1 for end in ends[:-1]]
     return FileCells(frame, where, form, FIRST_LINE, faults, lines)
+
+
+def _check_separator(text: str, head: str, separator: str, where: str) -> None:
+    """Refuse a table of one column whose header seems to have several."""
+    other = next((mark for mark in ";\t| " if mark != separator and mark in head), "")
+    # A name may hold a space or a bar.
+    if other == ";" or (other and _columns_of(text, other) > 1):
+        word = {"\t": "tab", " ": "space"}.get(other, f"'{other}'")
+        more = " (and --decimal , if it writes 1,5 for one and a half)" if other == ";" else ""
+        problem = f"its columns seem to be parted by {word}"
+        raise refuse(where, problem, f"say --separator {word}{more}")
 
 
 def _columns_of(text: str, separator: str) -> int:

@@ -190,25 +190,27 @@ def read(source: Any, schema: Schema | None = None) -> DataTable:
         return DataTable({"": source}, None, schema.groups)
     first = next(iter(files.values()))
     wanted = schema.of(first.columns)
-    known = _levels(wanted, [f for f in files.values() if isinstance(f, FileCells)], schema)
+    text = [file for file in files.values() if isinstance(file, FileCells)]
+    known = _levels(wanted, text, schema)
     faults, left, parts = Faults(), dict[str, str](), {}
     for name, file in files.items():
-        if isinstance(file, FileCells):
-            faults.add(file.faults)
-        parts[name], out = _part(file, wanted, known, schema, faults)
+        part = _cells_part if isinstance(file, FileCells) else _parquet_part
+        parts[name], out = part(file, wanted, known, schema, faults)
         left |= out
     groups: Any = schema.groups
     if groups is not None and isinstance(first, FileCells):
         groups = _labels(first, groups, faults)
     faults.check()
-    if not left.keys() ^ {c.name for c in wanted}:
+    if len(left) == len(wanted):
         why = next(iter(left.values()))
         raise DataError(f"{first.where}: no column holds numbers: {why}.")
     columns = tuple(c.name for c in wanted if c.name not in left)
-    lines = {f.first_line if isinstance(f, FileCells) else None for f in files.values()}
-    line = FIRST_LINE if lines == {FIRST_LINE} and not _broken(files) else None
-    cells = first.frame if isinstance(first, FileCells) and len(files) == 1 else None
-    return DataTable(parts, columns, groups, known, left, line, cells)
+    # Lines are told where each row has one, as where no quoted cell has several.
+    whole = len(text) == len(files) and all(
+        file.first_line == FIRST_LINE and file.lines is None for file in text
+    )
+    cells = text[0].frame if text and len(files) == 1 else None
+    return DataTable(parts, columns, groups, known, left, FIRST_LINE if whole else None, cells)
 
 
 def _files(source: Any, form: TextForm) -> dict[str, FileCells | ParquetCells] | None:
@@ -222,11 +224,6 @@ def _files(source: Any, form: TextForm) -> dict[str, FileCells | ParquetCells] |
     if parts and all(isinstance(part, (str, Path, bytes)) for part in parts):
         return open_tables(source, form)
     return None
-
-
-def _broken(files: Mapping[str, Any]) -> bool:
-    """Whether lines are other than rows, as where a quoted cell has several."""
-    return any(getattr(file, "lines", None) is not None for file in files.values())
 
 
 def _levels(
@@ -248,25 +245,42 @@ def _levels(
     return found
 
 
-def _part(
-    file: FileCells | ParquetCells,
+def _present(
+    file: FileCells | ParquetCells, wanted: Sequence[Column], faults: Faults
+) -> list[Column]:
+    """The columns that are there; those that are not are faults."""
+    absent = [column.name for column in wanted if column.name not in file.columns]
+    hint = f"it has {', '.join(map(repr, file.columns[:12]))}"
+    faults.add(TableFault(file.where, f"there is no column {name!r}", hint) for name in absent)
+    return [column for column in wanted if column.name not in absent]
+
+
+def _parquet_part(
+    file: Any,
     wanted: Sequence[Column],
     known: Mapping[str, Sequence[str]],
     schema: Schema,
     faults: Faults,
 ) -> tuple[Any, dict[str, str]]:
-    """The numbers of one file, and the columns that are left out; notes faults."""
-    absent = [column.name for column in wanted if column.name not in file.columns]
-    hint = f"it has {', '.join(map(repr, file.columns[:12]))}"
-    faults.add(TableFault(file.where, f"there is no column {name!r}", hint) for name in absent)
-    present = [column for column in wanted if column.name not in absent]
-    if isinstance(file, ParquetCells):
-        out = _without_numbers(file, present, schema, faults)
-        names = [column.name for column in present if column.name not in out]
-        fine = not absent and (not out or schema.leave_out)
-        return ParquetRows(file.path, names) if fine and names else None, out
-    out, columns = {}, list[FloatArray]()
-    for column in present:
+    """The rows of a Parquet file that is left where it is, and the columns that are left out."""
+    present = _present(file, wanted, faults)
+    out = _without_numbers(file, present, schema, faults)
+    names = [column.name for column in present if column.name not in out]
+    fine = len(present) == len(wanted) and (not out or schema.leave_out)
+    return ParquetRows(file.path, names) if fine and names else None, out
+
+
+def _cells_part(
+    file: Any,
+    wanted: Sequence[Column],
+    known: Mapping[str, Sequence[str]],
+    schema: Schema,
+    faults: Faults,
+) -> tuple[Any, dict[str, str]]:
+    """The numbers of a file's cells, and the columns that are left out."""
+    faults.add(file.faults)
+    out, columns = dict[str, str](), list[FloatArray]()
+    for column in _present(file, wanted, faults):
         values, wrong = _values(file, column, known, schema)
         if schema.leave_out and wrong and wrong[0].problem.startswith("is no "):
             out[column.name] = f"column {column.name!r} holds {_what(wrong[0])}"

@@ -48,14 +48,15 @@ def pad_sequences(data: Any) -> Any:
 def _padded(workers: list[Any]) -> list[Any]:
     """One array per worker, all of the same length in time."""
     tables = [[np.asarray(s, dtype=np.float64) for s in worker] for worker in workers]
-    every = [s for worker in tables for s in worker]
-    if not every or any(s.ndim != 2 or 0 in s.shape for s in every):
-        shapes = sorted({s.shape for s in every})[:3]
-        raise DataError(f"pad_sequences: expected sequences (time, columns); got shapes {shapes}.")
-    if len({s.shape[1] for s in every}) > 1:
-        widths = sorted({s.shape[1] for s in every})
+    shapes = sorted({s.shape for worker in tables for s in worker})
+    if not shapes or any(len(shape) != 2 or 0 in shape for shape in shapes):
+        raise DataError(
+            f"pad_sequences: expected sequences (time, columns); got shapes {shapes[:3]}."
+        )
+    widths = sorted({width for _, width in shapes})
+    if len(widths) > 1:
         raise DataError(f"pad_sequences: sequences have different numbers of columns, {widths}.")
-    longest, width = max(len(s) for s in every), every[0].shape[1]
+    longest, width = max(length for length, _ in shapes), widths[0]
     out = []
     for worker in tables:
         array = np.full((len(worker), longest, width), np.nan)

@@ -12,7 +12,7 @@ import numpy as np
 from array_api_compat import array_namespace, is_numpy_array
 
 from emfed.core.errors import DataError, SettingsError
-from emfed.core.protocols import FloatArray, IntArray
+from emfed.core.protocols import FloatArray, IntArray, Names
 from emfed.core.wording import Setting, Wording
 from emfed.data.faults import Faults
 from emfed.data.files import parquet_labels, parquet_workers
@@ -235,25 +235,29 @@ def from_workers(tables: Sequence[Any], names: Sequence[Any] | None = None) -> W
     faults.check()
     parts: list[Any] = []
     _, first, columns = opened[0]
-    width = tuple(first.shape[1:])
     for (where, rows, these), table in zip(opened, tables, strict=True):
-        if these is None or columns is None:
-            if these is not columns:
-                raise DataError(f"{where}: some workers name their columns, others do not.")
-        elif not isinstance(rows, Source):
-            rows = match_columns(rows, these, columns, where)
-        elif these != columns:
-            column_order(these, columns, where)
-            rows = rows.with_columns(columns)
-        if rows.shape[1:] != width:
+        rows = _in_order(rows, these, columns, where)
+        if rows.shape[1:] != first.shape[1:]:
             raise DataError(
                 f"{where} has rows of shape {tuple(rows.shape[1:])}, the first worker "
-                f"{width}: all workers need the same columns."
+                f"{tuple(first.shape[1:])}: all workers need the same columns."
             )
         parts.append(table if isinstance(table, Stream) else rows)
     if _stay_apart(parts):
         return WorkerTables(parts, labels, columns)
     return stack_tables([_in_memory(part) for part in parts], labels, columns)
+
+
+def _in_order(rows: Any, these: Names, columns: Names, where: str) -> Any:
+    """Rows with ``these`` columns in the order of the first worker's."""
+    if these is None or columns is None:
+        if these is not columns:
+            raise DataError(f"{where}: some workers name their columns, others do not.")
+        return rows
+    if not isinstance(rows, Source) or these == columns:
+        return match_columns(rows, tuple(these), tuple(columns), where)
+    column_order(these, columns, where)
+    return rows.with_columns(columns)
 
 
 def _stay_apart(parts: Sequence[Any]) -> bool:
@@ -456,21 +460,9 @@ def _workers(data: Any, groups: Any | None) -> Workers:
         if groups is not None:
             raise DataError("the data already say whose each row is: leave groups out.")
         return data
-    data = check_kind(data, "the data") if groups is not None else open_table(data, "the data")
-    if groups is not None and isinstance(data, (Mapping, list, tuple)):
-        raise DataError(
-            "groups go with one table; a dict or list says by itself whose rows are whose."
-        )
-    if groups is not None and isinstance(data, (str, Path, ParquetRows)):
-        return _from_file(data, groups)
-    if isinstance(groups, str):
-        if groups not in getattr(data, "columns", ()):
-            names = list(getattr(data, "columns", ()))
-            raise DataError(f"groups={groups!r} is not a column of the data, which has {names}.")
-        rest = [name for name in data.columns if name != groups]
-        return from_groups(data[rest], data[groups])
     if groups is not None:
-        return from_groups(data, groups)
+        return _grouped(check_kind(data, "the data"), groups)
+    data = open_table(data, "the data")
     if isinstance(data, Mapping):
         return from_workers(list(data.values()), list(data))
     tables = (Stream, Source, str, Path)
@@ -479,6 +471,22 @@ def _workers(data: Any, groups: Any | None) -> Workers:
     ):
         return from_workers(data)
     return from_workers([data])
+
+
+def _grouped(data: Any, groups: Any) -> Workers:
+    """One table, whose rows ``groups`` names the workers of."""
+    if isinstance(data, (Mapping, list, tuple)):
+        raise DataError(
+            "groups go with one table; a dict or list says by itself whose rows are whose."
+        )
+    if isinstance(data, (str, Path, ParquetRows)):
+        return _from_file(data, groups)
+    if not isinstance(groups, str):
+        return from_groups(data, groups)
+    names = list(getattr(data, "columns", ()))
+    if groups not in names:
+        raise DataError(f"groups={groups!r} is not a column of the data, which has {names}.")
+    return from_groups(data[[name for name in names if name != groups]], data[groups])
 
 
 def with_columns(workers: Workers, columns: tuple[str, ...]) -> Workers:

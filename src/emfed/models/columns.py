@@ -140,16 +140,15 @@ class Columns:
             return cls((_family(given),), None, floor, missing, every=True)
         if isinstance(given, list) and given and isinstance(given[0], list):
             given = dict(given)
+        names, values = None, list(given)
         if isinstance(given, Mapping):
             exposed = [f.exposure for f in given.values() if isinstance(f, Family)]
             given = {**given, **{e: EXPOSURE for e in exposed if isinstance(e, str)}}
-        names = tuple(given) if isinstance(given, Mapping) else None
-        values = list(given.values()) if isinstance(given, Mapping) else list(given)
-        if not values:
-            raise SettingsError("families must be a list or dict with one family per column.")
-        told = names or range(len(values))
-        places = [f"the family of column {column!r}" for column in told]
+            names, values = tuple(given), list(given.values())
+        places = (f"the family of column {name!r}" for name in names or range(len(values)))
         found = tuple(map(_family, values, places))
+        if not found:
+            raise SettingsError("families must be a list or dict with one family per column.")
         return cls(found, names, floor, missing)
 
     def __post_init__(self) -> None:

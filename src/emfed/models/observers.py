@@ -389,19 +389,18 @@ def _each(
     """
     rows = np.asarray(data, dtype=np.float64)
     scale = np.ones(rows.shape[:-1]) if weights is None else np.asarray(weights, dtype=np.float64)
-    own = params is not None and params.shape.ndim > 1
-    if rows.ndim == 2 and not own:
+    each: list[tuple[Any, Any, ObserverParameters | None]]
+    if params is not None and params.shape.ndim > 1:
+        if rows.ndim == 2:  # the same rows at several parameters
+            count = len(params.shape)
+            rows, scale = (np.broadcast_to(x, (count, *x.shape)) for x in (rows, scale))
+        each = [(r, w, params.take(i)) for i, (r, w) in enumerate(zip(rows, scale, strict=True))]
+    elif rows.ndim > 2:
+        each = [(r, w, params) for r, w in zip(rows, scale, strict=True)]
+    else:
         rows = np.concatenate([rows[:, :3], rows[:, 3:] * scale[:, None]], axis=1)
         found = function(rows) if params is None else function(rows, params)
-        count = max(float(scale.sum()), _LEAST)
-        return {name: values / count for name, values in found.items()}
-    parts = [
-        _each(
-            rows if rows.ndim == 2 else rows[index],
-            scale if rows.ndim == 2 else scale[index],
-            function,
-            params.take(index) if params is not None and own else params,
-        )
-        for index in range(len(params.shape) if params is not None and own else len(rows))
-    ]
+        total = max(float(scale.sum()), _LEAST)
+        return {name: values / total for name, values in found.items()}
+    parts = [_each(r, w, function, own) for r, w, own in each]
     return {name: np.stack([part[name] for part in parts]) for name in parts[0]}
