@@ -17,6 +17,8 @@ from emfed.core.registry import plain
 from emfed.fitting import live
 from emfed.fitting.settings import FitSettings
 from emfed.fitting.words import read_words, say
+from emfed.imputation import simulate_table
+from emfed.models.site_owner import COLUMNS as CELL_COLUMNS
 from emfed.network.owner_rules import SiteRules
 from tests.network.processes import make_keys
 
@@ -212,3 +214,26 @@ def test_a_fit_goes_on_from_its_file(tmp_path: Path) -> None:
                 found = emfed.fit(MODEL, again, checkpoint=path, resume=True, **options)
     assert found.rounds == 30
     assert found.stopped == "rounds"
+
+
+def test_a_table_is_filled_by_sites_and_fitted_here() -> None:
+    table = simulate_table(900, observers=30, sites=20, months=24, groups=3, seed=0)
+    own = np.split(table.rows, table.offsets[1:-1])
+    cells = dict(zip(("bergen", "oslo", "rana"), own, strict=True))
+    here = emfed.impute(table, rank=1, penalty=3.0)
+    rules = SiteRules(smallest_observers=1)
+    with emfed.network.LocalSites(cells, rules=rules, columns=CELL_COLUMNS) as sites:
+        there = emfed.impute(sites, grid=table.grid, rank=1, penalty=3.0)
+        with pytest.raises(emfed.EmfedError, match="by 4 workers"):
+            emfed.impute(sites, grid=table.grid, rank=1, penalty=3.0, observers=4)
+    assert np.allclose(here.trend()["estimate"], there.trend()["estimate"], rtol=1e-6)
+    assert there.ledger.total("up") > 0
+
+
+def test_a_private_fit_runs_on_sites() -> None:
+    rows = {name: np.tile(table, (40, 1)) for name, table in ROWS.items()}
+    with emfed.network.LocalSites(rows) as sites:
+        result = emfed.fit(MODEL, sites, epsilon=5.0, delta=1e-6, rounds=4)
+    assert result.privacy is not None
+    assert result.privacy["private"]
+    assert result.privacy["epsilon"] <= 5.0

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, final
 
 from emfed.core.errors import EmfedError, SettingsError
+from emfed.core.noise import NoiseKey
 from emfed.core.storage import ScratchDisk, write_atomic
 from emfed.data.tables import Workers, WorkerTables
 from emfed.data.workers import WorkerData, as_workers
@@ -37,18 +38,20 @@ from emfed.network.live import AskedRun, Conductor, LiveSites, numbered
 from emfed.network.masking import read_roster
 from emfed.network.owner_rules import SiteRules
 from emfed.network.site import StateReport
-from emfed.network.spending import SiteMemory
+from emfed.network.spending import SiteMemory, noise_key
 
 RUNS, MEMORY = "runs", "memory"
 JOURNAL, MODEL = "messages.jsonl", "model.emfed"
 """Every message that left the site, and the model of the last fit, in its folder."""
 
 
-def with_names(data: Workers) -> Workers:
-    """Rows whose columns have names: x1, x2 and so on where they have none."""
+def with_names(data: Workers, names: Sequence[str] | None) -> Workers:
+    """Rows whose columns have names: these, or x1, x2 and so on where they have none."""
     if data.columns is not None:
         return data
     columns = numbered(data.worker(0).shape[-1])
+    if names is not None and len(names) == len(columns):
+        columns = tuple(names)
     if isinstance(data, WorkerData):
         return dataclasses.replace(data, columns=columns)
     assert isinstance(data, WorkerTables)
@@ -69,8 +72,8 @@ class LocalSites(LiveSites):
     rules : SiteRules or mapping, optional
         The rules of all owners, or of some by the names of their sites; default ones for others.
     columns : sequence of str, optional
-        The columns of a fit that names none itself; None: all that every site has. Where tables
-        have no names of columns, these are x1, x2, ...
+        The columns that fits may choose among, and the names of columns that have none; None: each
+        fit is of all columns that every site has, and those without names are x1, x2, ...
     directory : str or Path, optional
         Where sites keep what they have spent; None: in a folder that is thrown away.
 
@@ -96,16 +99,17 @@ class LocalSites(LiveSites):
         if directory is None:
             weakref.finalize(self, shutil.rmtree, where, ignore_errors=True)
         self._rows = {
-            check_site_name(name): OfferedRows(with_names(as_workers([table])))
+            check_site_name(name): with_names(as_workers([table]), columns)
             for name, table in tables.items()
         }
-        offered = [rows.data.columns or () for rows in self._rows.values()]
+        offered = [rows.columns or () for rows in self._rows.values()]
         shared = [name for name in (offered or [()])[0] if all(name in own for own in offered)]
         super().__init__(columns or shared or None)
         given = rules if isinstance(rules, Mapping) else dict.fromkeys(tables, rules)
         self._listed = columns
         self._rules = {name: given.get(name) or SiteRules() for name in tables}
         self._memories = {name: SiteMemory(where / name, ScratchDisk()) for name in tables}
+        self._noise = {name: NoiseKey() for name in tables}
         self._keys = {name: IdentityKey(name, os.urandom(32)) for name in (*tables, ANALYST)}
         self._roster = KnownKeys({name: key.public for name, key in self._keys.items()})
         self.ends: dict[str, Ended] = {}
@@ -144,9 +148,16 @@ class LocalSites(LiveSites):
         return ended, conductor
 
     def _site(self, name: str, store: MemberStore) -> Follower:
-        rows, key = self._rows[name], self._keys[name]
-        rules, memory = self._rules[name], self._memories[name]
-        terms = OwnerTerms(name, rules, self.names, rows, memory, self._listed)
+        rows, key = OfferedRows(self._rows[name]), self._keys[name]
+        terms = OwnerTerms(
+            name,
+            self._rules[name],
+            self.names,
+            rows,
+            self._memories[name],
+            self._listed,
+            noise=self._noise[name],
+        )
         return Follower(
             key,
             self._roster,
@@ -243,7 +254,8 @@ def join(
     rules : SiteRules, optional
         The owner's rules.
     columns : sequence of str, optional
-        The columns that analysts may choose among; None: each fit is of all columns.
+        The columns that analysts may choose among, and the names of columns that have none; None:
+        each fit is of all columns.
     name : str, optional
         How the site calls itself where it has no key.
     stop : threading.Event, optional
@@ -287,26 +299,33 @@ def join(
     else:
         signer, members = TrialSigner(check_site_name(name or folder.name)), TrialMembers()
         chosen = chosen.on_this_machine()
-    rows = OfferedRows(with_names(as_workers([data])))
-    commitment = rows.commitment(signer.secret(b"emfed rows"))
-    terms = OwnerTerms(
-        signer.name,
-        chosen,
-        known,
-        rows,
-        SiteMemory(folder / MEMORY),
-        columns,
-        approve=partial(owners_word, folder) if chosen.ask_first else None,
-    )
-    tell = report or (lambda kind, words: None)
+    own, tell = with_names(as_workers([data]), columns), report or (lambda kind, words: None)
+    commitment = OfferedRows(own).commitment(signer.secret(b"emfed rows"))
+    (folder / RUNS).mkdir(parents=True, exist_ok=True, mode=0o700)
+    copy = chosen.second_ledger
+    memory = SiteMemory(folder / MEMORY, copies=[] if copy is None else [Path(copy)])
+    noise = noise_key(folder / "trial.noise" if key is None else Path(key).with_suffix(".noise"))
+    checking = threading.Lock()
 
     def make(store: MemberStore) -> Follower:
-        return Follower(signer, members, store, terms.consent(), rows=rows, commitment=commitment)
+        terms = OwnerTerms(
+            signer.name,
+            chosen,
+            known,
+            OfferedRows(own),
+            memory,
+            columns,
+            approve=partial(owners_word, folder) if chosen.ask_first else None,
+            noise=noise,
+            lock=checking,
+        )
+        return Follower(
+            signer, members, store, terms.consent(), rows=terms.rows, commitment=commitment
+        )
 
     def begin(run: str) -> RunMember:
         return RunMember(folder / RUNS / f"{run}.sqlite", make, _Told(folder, tell))
 
-    (folder / RUNS).mkdir(parents=True, exist_ok=True, mode=0o700)
     with alone(folder / "join.lock") as mine, terminated_as_interrupted():
         if not mine:
             raise EmfedError(f"another process works in {folder}: stop it first.")

@@ -12,6 +12,7 @@ from emfed.core.records import RoundRecord
 from emfed.fitting.chronicle import INTERRUPTED
 from emfed.fitting.fitted import NOBODY, Fitted, Watch
 from emfed.fitting.interrupting import interrupts
+from emfed.fitting.private_program import PrivateProgram, PrivateReached
 from emfed.fitting.program import FitProgram, Reached, settings_of
 from emfed.fitting.settings import FitSettings
 from emfed.fitting.words import say
@@ -41,8 +42,11 @@ def fit(settings: FitSettings, sites: LiveSites, watch: Watch = NOBODY) -> Fitte
         if [True for callback in watch.callbacks if callback(record) is True]:
             ending = ending or "callback"
 
-    def make(agreement: Agreement) -> FitProgram:
-        return FitProgram(settings_of(document, agreement.masked), (show,))
+    private = settings.epsilon is not None
+
+    def make(agreement: Agreement) -> FitProgram | PrivateProgram:
+        told = settings_of(document, agreement.masked)
+        return (PrivateProgram if private else FitProgram)(told, (show,))
 
     with interrupts() as interrupted:
 
@@ -50,15 +54,14 @@ def fit(settings: FitSettings, sites: LiveSites, watch: Watch = NOBODY) -> Fitte
             late = seconds is not None and time.monotonic() - began >= seconds
             return INTERRUPTED if interrupted() else ending or "seconds" * late
 
-        ended, conductor = sites.follow(
-            AskedRun(document, make, settings.masks, ends, watch.checkpoint)
-        )
+        asked = AskedRun(document, make, settings.masks, ends, watch.checkpoint, not private)
+        ended, conductor = sites.follow(asked)
         if conductor.ended_by == INTERRUPTED and not ended.final:
             raise KeyboardInterrupt
     conductor.check(ended)
-    reached: Reached = ended.result
-    if conductor.ended_by and reached.chronicle.stopped == "callback":
-        reached.chronicle.stopped = conductor.ended_by
+    reached: Reached | PrivateReached = ended.result
+    if isinstance(reached, Reached) and reached.chronicle.stopped == "callback":
+        reached.chronicle.stopped = conductor.ended_by or "callback"
     for name, words in sorted(conductor.refusals.items()):
         warnings.warn(f"{name} takes no part: {words}", EmfedWarning, stacklevel=2)
     return reached.fitted()

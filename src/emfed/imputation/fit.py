@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from math import inf
 from pathlib import Path
 from typing import Any, final
@@ -34,16 +35,17 @@ from emfed.fitting.stopping import Callback, Stop
 from emfed.imputation.choice import Choice, Search
 from emfed.imputation.families import CellFamily, NegativeBinomialCells, ZeroInflatedCells
 from emfed.imputation.intake import read_records
+from emfed.imputation.live import gathered_at
 from emfed.imputation.lowrank import Cells, Covariates, Structure, TableParameters
 from emfed.imputation.paper import ALPHA, EPOCHS, GAMMA, QUANTISER, PaperRun
 from emfed.imputation.result import Imputation
 from emfed.imputation.space import neighbours, places_of
-from emfed.imputation.sums import gathered
+from emfed.imputation.sums import Gathered, gathered
 from emfed.imputation.sweeps import Solver
 from emfed.imputation.table import FieldTable, Grid, known_table
 from emfed.models.owners import Loadings
 from emfed.models.site_owner import COLUMNS, SiteOwner
-from emfed.network import LoopFederation
+from emfed.network import LiveSites, LoopFederation
 
 ProgressFunction = Callable[[str, float], None]
 QUANTISER_OF_TIMES = Dithering(levels=3, norm=inf, block="row", scales="bfloat16")
@@ -176,9 +178,9 @@ def impute(
 
     Parameters
     ----------
-    table : FieldTable, str, data frame or Federation
-        A `FieldTable`, or anything that `read_records` takes; or an open federation, whose workers
-        hold their own cells (`Grid.rows`).
+    table : FieldTable, str, data frame, Federation or LiveSites
+        A `FieldTable`, or anything that `read_records` takes; or an open federation or sites
+        elsewhere, which hold their own cells (`Grid.rows`).
     mode : {"observed", "paper", "site-owner"}
         How cells are fitted. In the first two the server ends with every worker's sum of every
         cell: the record, where a cell has one; docs/imputation.md says what it learns in each.
@@ -222,7 +224,7 @@ def impute(
     """
     check_keys(settings, (f.name for f in fields(ImputeSettings)), "impute")
     given = ImputeSettings(mode, **settings)
-    if isinstance(table, Federation) != (grid is not None):
+    if isinstance(table, Federation | LiveSites) != (grid is not None):
         raise SettingsError(
             "a grid goes with a federation, and a federation needs one: "
             "Grid(sites, bins, family) says what the workers' cells are of."
@@ -232,7 +234,7 @@ def impute(
         checkpoint=None if checkpoint is None else Path(checkpoint),
         resume=resume,
     )
-    if not isinstance(table, (Federation, FieldTable)):
+    if not isinstance(table, (Federation, LiveSites, FieldTable)):
         table = read_records(table)
     if isinstance(table, FieldTable):
         table.warn()
@@ -255,13 +257,13 @@ def impute(
 
 def _imputed(
     given: ImputeSettings,
-    table: Federation | FieldTable,
+    table: Federation | LiveSites | FieldTable,
     grid: Grid | None,
     watch: Watch,
     progress: ProgressFunction | None,
 ) -> Imputation:
     """Fit by the mode, on a table here or a federation."""
-    if isinstance(table, Federation):
+    if isinstance(table, Federation | LiveSites):
         assert grid is not None
         if given.mode == "paper":
             raise SettingsError(
@@ -269,14 +271,19 @@ def _imputed(
                 "mode 'observed' where sites elsewhere have their own records."
             )
         if given.mode == "observed":
-            return _of_sums(given, _workers_of(table), grid, watch, progress)
+            if isinstance(table, LiveSites):
+                tell = partial(gathered_at, table, grid, given.masks, given.observers)
+            else:
+                tell = partial(_told_by, given, _workers_of(table), grid)
+            return _of_sums(given, tell, grid, watch, progress)
         return _site_owner(given, table, known_table(grid), watch)
     if given.mode == "paper":
         return _paper(given, table, watch)
     workers = WorkerData(table.rows, table.offsets, list(table.workers), COLUMNS)
     if given.mode == "observed":
         held = HeldWorkers(workers, stacked=False)
-        return replace(_of_sums(given, held, table.grid, watch, progress), table=table)
+        tell = partial(_told_by, given, held, table.grid)
+        return replace(_of_sums(given, tell, table.grid, watch, progress), table=table)
     check_owners(table)
     return _site_owner(given, LoopFederation(workers), table, watch)
 
@@ -286,15 +293,20 @@ def _workers_of(network: Any) -> AskedWorkers:
     asked: AskedWorkers | None = getattr(network, "workers", None)
     if asked is None:
         raise SettingsError(
-            "sites elsewhere fill a table together with `emfed serve` and `emfed join` "
-            "(docs/imputation.md); here a federation has its workers in this process or in Ray."
+            "this federation has no workers of this process or of a cluster: sites elsewhere are "
+            "those of emfed.network.listen."
         )
     return asked
 
 
+def _told_by(given: ImputeSettings, workers: AskedWorkers, grid: Grid) -> Gathered:
+    """What workers of this process or of a cluster tell."""
+    return gathered(workers, grid, bool(given.masks), given.seed, given.observers)
+
+
 def _of_sums(
     given: ImputeSettings,
-    workers: AskedWorkers,
+    tell: Callable[[], Gathered],
     grid: Grid,
     watch: Watch,
     progress: ProgressFunction | None,
@@ -303,12 +315,12 @@ def _of_sums(
     if watch.checkpoint is not None:
         raise SettingsError("mode 'observed' sends cells once and leaves no checkpoint.")
     began = time.perf_counter()
-    told = gathered(workers, grid, bool(given.masks), given.seed, given.observers)
+    told = tell()
     cells, ledger = told.table.pooled, told.ledger
     check_varied(grid.family, cells)
     solver, choice, interrupted = _solver(given, grid, cells, progress)
     params = solver.fit(cells)
-    n = len(workers.totals)
+    n = told.ledger.counts.shape[-1]
     record = RoundRecord(
         round=1,
         generation=0,
@@ -452,7 +464,7 @@ def check_owners(table: FieldTable) -> None:
 
 
 def _site_owner(
-    given: ImputeSettings, network: Federation, table: FieldTable, watch: Watch
+    given: ImputeSettings, network: Federation | LiveSites, table: FieldTable, watch: Watch
 ) -> Imputation:
     """The fit of `SiteOwner`, which any federation runs; ``table`` is what is known here."""
     if not table.family.quadratic:

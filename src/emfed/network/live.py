@@ -44,6 +44,8 @@ class AskedRun:
     masks: bool | None = None
     ends: Callable[[], str] = str
     keep: Path | None = None
+    newcomers: bool = True
+    """Whether sites may come after the beginning."""
 
     def agreement(self, run: str, sites: Sequence[str], analyst: str) -> Agreement:
         """The settings that the analyst signs; raises `SettingsError` if nobody could follow."""
@@ -55,7 +57,14 @@ class AskedRun:
                 f"masked sums take {SMALLEST_SET} sites or more, and {len(sites)} are connected: "
                 "wait for more, or fit with masks=False if the owners of the sites allow that."
             )
-        return Agreement(tuple(sorted(sites)), (analyst,), masked, run=run, program=self.document)
+        return Agreement(
+            tuple(sorted(sites)),
+            (analyst,),
+            masked,
+            newcomers=self.newcomers,
+            run=run,
+            program=self.document,
+        )
 
 
 @final

@@ -43,7 +43,7 @@ from emfed.network.exchange.statements import (
     StatementKind,
     Turn,
 )
-from emfed.network.exchange.transcript import Stage, Transcript
+from emfed.network.exchange.transcript import LARGEST_TRANSCRIPT, Stage, Transcript
 
 logger = logging.getLogger(__name__)
 RESULT = b"result "
@@ -229,6 +229,8 @@ class EveryoneSums(FollowedFit):
             body = BODIES[kind].decode(entry.statements[0].body)
             assert isinstance(body, NoSum | SetChange | Confirmation)
             return body.exchange
+        if kind is StatementKind.FAULT:  # all is over: what it found out tells people why
+            return LARGEST_TRANSCRIPT
         return None
 
     def _act(self, kind: StatementKind, entry: Entry, place: int) -> None:
