@@ -271,7 +271,6 @@ class StreamedTied(_Tied):
 
 
 @stored("gaussian-mixture/full")
-@final
 @dataclass(frozen=True, eq=False)
 class Full(_Matrices):
     """A covariance matrix per component."""
@@ -413,7 +412,6 @@ class _Variances(GaussianMixture):
 
 
 @stored("gaussian-mixture/diag")
-@final
 @dataclass(frozen=True, eq=False)
 class Diagonal(_Variances):
     """A variance per component and column."""

@@ -12,7 +12,7 @@ from emfed.core.registry import register_model
 from emfed.core.wording import Setting, Wording
 from emfed.models.covariances import Diagonal, Full, Known, Spherical, StreamedTied, Tied
 from emfed.models.gaussian import GaussianMixture
-from emfed.models.missing import MissingGaussianMixture
+from emfed.models.missing import MissingDiagonal, MissingFull
 from emfed.models.parameters import InverseWishart
 
 COVARIANCES: dict[str, type[GaussianMixture]] = {
@@ -32,7 +32,7 @@ def gaussian_mixture(
     covariance_prior: InverseWishart | None = None,
     second_moment: Literal["constant", "statistic"] = "constant",
     missing: bool = False,
-) -> GaussianMixture | MissingGaussianMixture:
+) -> GaussianMixture:
     """Make a Gaussian mixture with one of five types of covariance.
 
     Parameters
@@ -59,7 +59,7 @@ def gaussian_mixture(
 
     Returns
     -------
-    GaussianMixture or MissingGaussianMixture
+    GaussianMixture
         The model, not bound to data.
 
     Raises
@@ -85,8 +85,8 @@ def gaussian_mixture(
                     *(Setting("missing", True), Setting("covariance_type"), covariance_type),
                 )
             )
-        settings = (covariance_floor, weight_concentration, covariance_prior)
-        return MissingGaussianMixture(COVARIANCES[covariance_type](n_components, *settings))
+        kind = MissingFull if covariance_type == "full" else MissingDiagonal
+        return kind(n_components, covariance_floor, weight_concentration, covariance_prior)
     check_choice("covariance_type", covariance_type, COVARIANCES)
     cls = COVARIANCES[covariance_type]
     common = (n_components, covariance_floor, weight_concentration, covariance_prior)

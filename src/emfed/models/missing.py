@@ -10,7 +10,7 @@ independent and standard normal (their density is a constant); the mean statisti
 rows then follow from those of the seen ones by A, b and C, once per pattern and not per row.
 Patterns of similar size run together, as workers with parameters of their own.
 
-T, domain, metric and units are those of the plain mixture, which this model holds.
+T, domain, metric and units are those of the plain mixture.
 
 Decision: docs/decisions/012-missing-values-by-pattern.md
 """
@@ -18,7 +18,7 @@ Decision: docs/decisions/012-missing-values-by-pattern.md
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Self, final
 
@@ -28,18 +28,14 @@ from emfed.core.errors import DataError
 from emfed.core.protocols import (
     BoolArray,
     FloatArray,
-    HeldUp,
     IntArray,
-    Layout,
-    Metric,
-    Model,
-    ModelWords,
     Names,
     Summaries,
 )
 from emfed.core.registry import stored
 from emfed.models.clusters import Clusters
-from emfed.models.component_summaries import Portrait
+from emfed.models.covariances import Diagonal, Full
+from emfed.models.devices import Pass
 from emfed.models.gaussian import GaussianMixture
 from emfed.models.imputing import latent_numbers, mixture_quantile, pick
 from emfed.models.matrices import outer, pack, unpack
@@ -63,25 +59,8 @@ class Completion:
     spread: FloatArray
 
 
-@stored("gaussian-mixture/missing")
-@final
-@dataclass(frozen=True, eq=False)
-class MissingGaussianMixture(Model):
-    """A Gaussian mixture whose rows may have missing values; `gaussian_mixture` makes one."""
-
-    inner: GaussianMixture
-
-    @property
-    def n_components(self) -> int:
-        return self.inner.n_components
-
-    @property
-    def n_features(self) -> int:
-        return self.inner.n_features
-
-    @property
-    def layout(self) -> Layout:
-        return self.inner.layout
+class _Missing(GaussianMixture):
+    """What mixtures with missing values do otherwise than plain ones, which come next."""
 
     @property
     def allows_missing(self) -> bool:
@@ -91,7 +70,7 @@ class MissingGaussianMixture(Model):
 
     def check(self, data: Any, where: str, columns: Names = None, first: int = 0) -> None:
         """Numbers of at most 1e140 in size, or NaN."""
-        expected = None if self.inner.bound is None else self.inner.n_features
+        expected = None if self.bound is None else self.n_features
         check_seen(data, where, columns, expected, first)
 
     def summary(self, data: Any, weights: Any | None = None) -> dict[str, FloatArray]:
@@ -103,23 +82,28 @@ class MissingGaussianMixture(Model):
         return combine_seen(summaries, shares)
 
     def bind(self, summaries: Summaries, counts: IntArray, weights: FloatArray) -> Self:
-        """The plain mixture's frame, from what was seen."""
-        whole = self.combine(summaries, weights)
-        if np.any(whole["observed"] <= 0):
-            column = int(np.flatnonzero(whole["observed"] <= 0)[0])
-            name = column_name(column)
+        """The frame is that of what was seen."""
+        seen = weights @ summaries["observed"]
+        if np.any(seen <= 0):
+            name = column_name(int(np.flatnonzero(seen <= 0)[0]))
             raise DataError(f"nobody has a single value in column {name}: leave it out.")
-        seen = {name: whole[name][None] for name in ("mean", "scatter")}
-        inner = self.inner.bind(seen, np.array([int(counts.sum())]), np.ones(1))
-        return dataclasses.replace(self, inner=inner)
+        return super().bind(summaries, counts, weights)
+
+    @property
+    def exact_opening(self) -> bool:
+        return False
+
+    def closed_form(self) -> FloatArray | None:
+        """What was seen of each column does not say what one Gaussian is."""
+        return None
 
     # Patterns.
 
     def _stacks(self, data: Any, weights: Any | None) -> Iterator[Stack]:
         """Blocks of rows of all workers, by pattern."""
-        d = self.inner.n_features
-        cost = self.n_components * d * (1 if self.inner.kind == "diag" else d)
-        return row_stacks(data, weights, self.inner.constants.frame.origin, cost)
+        d = self.n_features
+        cost = self.n_components * d * (1 if self.kind == "diag" else d)
+        return row_stacks(data, weights, self.constants.frame.origin, cost)
 
     def _own(self, params: GaussianParameters, owners: IntArray) -> GaussianParameters:
         """Parameters of each pattern: the worker's own, where workers have their own."""
@@ -135,7 +119,7 @@ class MissingGaussianMixture(Model):
         """Parameters under which what is missing is independent and standard normal."""
         mask = seen[:, None, :]
         means = np.where(mask, params.means, 0.0)
-        if self.inner.kind == "diag":
+        if self.kind == "diag":
             covariances = np.where(mask, params.covariances, 1.0)
         else:
             both = mask[..., :, None] & mask[..., None, :]
@@ -147,7 +131,7 @@ class MissingGaussianMixture(Model):
         """A, b and C of each pattern."""
         mask = seen[:, None, :].astype(np.float64)
         means, covariances = params.means, params.covariances
-        if self.inner.kind == "diag":
+        if self.kind == "diag":
             gain = np.broadcast_to(mask, (len(seen), *means.shape[-2:]))
             return Completion(gain, (1 - mask) * means, (1 - mask) * covariances)
         inverse = np.linalg.inv(self._marginal(params, seen).covariances)
@@ -167,7 +151,7 @@ class MissingGaussianMixture(Model):
             return statistics
         parts, c = self.layout.split(statistics), self._completion(params, seen)
         mass, first = parts["mass"], parts["first"]
-        if self.inner.kind == "diag":
+        if self.kind == "diag":
             second = c.gain * parts["second"] + mass[..., None] * (c.shift**2 + c.spread)
             parts["first"] = c.gain * first + mass[..., None] * c.shift
             return self.layout.join({**parts, "second": second})
@@ -181,37 +165,58 @@ class MissingGaussianMixture(Model):
 
     # The E-step.
 
-    def expected_statistics(
-        self, data: Any, params: GaussianParameters, weights: Any | None = None
+    @property
+    def sweeps(self) -> bool:
+        """Patterns are found on the host."""
+        return False
+
+    def as_pass(self, params: GaussianParameters, whole: bool = False) -> Pass | None:
+        return None
+
+    def _statistics(
+        self,
+        data: Any,
+        params: GaussianParameters,
+        weights: Any | None,
+        uniforms: FloatArray | None,
+        tally: Any = None,
     ) -> FloatArray:
-        """s-bar(theta): per pattern, the plain mixture's, completed."""
+        """Per pattern, the plain mixture's, completed."""
         lead = data.shape[:-2]
         total = np.zeros((int(np.prod(lead)), self.layout.size))
+        draws = None if uniforms is None else uniforms.reshape(-1, uniforms.shape[-1])
         for stack in self._stacks(data, weights):
             own = self._own(params, stack.owners)
             marginal = own if stack.seen.all() else self._marginal(own, stack.seen)
-            size = sizes(stack)
+            size, u = sizes(stack), None if draws is None else draws[stack.positions]
             with np.errstate(invalid="ignore"):
-                values = self.inner.expected_statistics(stack.rows, marginal, stack.weights)
+                values = super()._statistics(stack.rows, marginal, stack.weights, u)
             values = self._complete(np.where(size[:, None] > 0, values, 0.0), own, stack.seen)
             np.add.at(total, stack.owners, size[:, None] * values)
         count = total_weight(data, weights).reshape(-1, 1)
         return (total / count).reshape(*lead, self.layout.size)
 
+    def evaluate(
+        self, data: Any, params: GaussianParameters, weights: Any | None = None
+    ) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Three passes."""
+        statistics = self.expected_statistics(data, params, weights)
+        likelihood = self.log_likelihood(data, params, weights)
+        return statistics, likelihood, entropy(self.responsibilities(data, params), weights)
+
     def log_likelihood(
         self, data: Any, params: GaussianParameters, weights: Any | None = None
     ) -> FloatArray:
-        """The (weighted) mean of log p of what was seen."""
         return mean_over_rows(self.score_samples(data, params), weights)
 
     def score_samples(self, data: Any, params: GaussianParameters) -> FloatArray:
         """log p of what was seen in each row, in the user's units."""
-        scale = np.log(self.inner.constants.frame.scale) + 0.5 * np.log(2 * np.pi)
+        scale = np.log(self.constants.frame.scale) + 0.5 * np.log(2 * np.pi)
         out = np.empty(int(np.prod(data.shape[:-1])))
         for stack in self._stacks(data, None):
             own = self._own(params, stack.owners)
             marginal = own if stack.seen.all() else self._marginal(own, stack.seen)
-            values = self.inner.score_samples(stack.rows, marginal)
+            values = super().score_samples(stack.rows, marginal)
             out[stack.positions] = values + ((~stack.seen) @ scale)[:, None]
         return out.reshape(data.shape[:-1])
 
@@ -220,88 +225,22 @@ class MissingGaussianMixture(Model):
         out = np.empty((int(np.prod(data.shape[:-1])), self.n_components))
         for stack in self._stacks(data, None):
             own = self._own(params, stack.owners)
-            out[stack.positions] = self.inner.responsibilities(
-                stack.rows, self._marginal(own, stack.seen)
-            )
+            marginal = self._marginal(own, stack.seen)
+            out[stack.positions] = super().responsibilities(stack.rows, marginal)
         return out.reshape(*data.shape[:-1], self.n_components)
 
-    # The M-step, starts and units: the plain mixture's.
-
-    def maximize(self, statistics: FloatArray) -> GaussianParameters:
-        return self.inner.maximize(statistics)
-
-    def surrogate(self, statistics: FloatArray, params: GaussianParameters) -> FloatArray:
-        return self.inner.surrogate(statistics, params)
-
-    def penalty(self, params: GaussianParameters) -> float:
-        return self.inner.penalty(params)
-
-    def inside(self, statistics: FloatArray) -> bool:
-        return self.inner.inside(statistics)
-
-    def protect(self, before: FloatArray, after: FloatArray) -> FloatArray:
-        return self.inner.protect(before, after)
-
-    def split(self, statistics: FloatArray, empty: BoolArray, attempt: int) -> FloatArray:
-        return self.inner.split(statistics, empty, attempt)
-
-    def held_up(self, params: GaussianParameters) -> tuple[HeldUp, ...]:
-        return self.inner.held_up(params)
-
-    def start(self, seed: int) -> GaussianParameters:
-        return self.inner.start(seed)
+    # Starts and units.
 
     def clusters(self, count: int) -> Clusters:
         """The clusters of the plain mixture, with NaN for the common mean."""
-        return dataclasses.replace(self.inner.clusters(count), fill=True)
-
-    def start_at(
-        self, mass: FloatArray, centres: FloatArray, spread: FloatArray
-    ) -> GaussianParameters:
-        return self.inner.start_at(mass, centres, spread)
+        return dataclasses.replace(super().clusters(count), fill=True)
 
     @property
     def moment_of_rows(self) -> FloatArray | None:
         return None
 
-    def rows_at(self, points: FloatArray) -> FloatArray:
-        return self.inner.rows_at(points)
-
-    def statistics_of(self, params: GaussianParameters) -> FloatArray:
-        return self.inner.statistics_of(params)
-
-    def metric(self, params: GaussianParameters) -> Metric:
-        return self.inner.metric(params)
-
-    def to_user(self, params: GaussianParameters) -> GaussianParameters:
-        return self.inner.to_user(params)
-
-    def from_user(self, params: GaussianParameters) -> GaussianParameters:
-        return self.inner.from_user(params)
-
-    def free_parameters(self) -> int:
-        return self.inner.free_parameters()
-
-    def sample(
-        self, params: GaussianParameters, count: int, seed: int
-    ) -> tuple[FloatArray, IntArray]:
-        """Complete rows."""
-        return self.inner.sample(params, count, seed)
-
-    def evaluate(
-        self, data: Any, params: GaussianParameters, weights: Any | None = None
-    ) -> tuple[FloatArray, FloatArray, FloatArray]:
-        statistics, likelihood, _ = super().evaluate(data, params, weights)
-        return statistics, likelihood, entropy(self.responsibilities(data, params), weights)
-
-    def portrait(self, params: GaussianParameters, names: Sequence[str]) -> Portrait:
-        return self.inner.portrait(params, names)
-
-    def words(self) -> ModelWords:
-        return self.inner.words()
-
     def describe(self) -> dict[str, Any]:
-        return {**self.inner.describe(), "missing": True}
+        return {**super().describe(), "missing": True}
 
     # Missing values.
 
@@ -309,22 +248,22 @@ class MissingGaussianMixture(Model):
         self, data: Any, params: GaussianParameters
     ) -> Iterator[tuple[Stack, FloatArray, FloatArray, FloatArray]]:
         """Stacks with shares ``(u, m, K)``, completed rows ``(u, m, K, d)`` and C, all in frame."""
-        frame = self.inner.constants.frame
+        frame = self.constants.frame
         for stack in self._stacks(data, None):
             if stack.seen.all():
                 continue
             own = self._own(params, stack.owners)
-            shares = self.inner.responsibilities(stack.rows, self._marginal(own, stack.seen))
+            shares = super().responsibilities(stack.rows, self._marginal(own, stack.seen))
             c = self._completion(own, stack.seen)
             z = ((stack.rows - frame.origin) / frame.scale)[:, None]  # (u, 1, m, d)
-            if self.inner.kind == "diag":
+            if self.kind == "diag":
                 full = z * c.gain[:, :, None, :] + c.shift[:, :, None, :]
             else:
                 full = z @ np.swapaxes(c.gain, -1, -2) + c.shift[:, :, None, :]
             yield stack, shares, np.swapaxes(full, 1, 2), c.spread
 
     def impute(self, data: Any, params: GaussianParameters) -> FloatArray:
-        out, frame = to_numpy(data).copy(), self.inner.constants.frame
+        out, frame = to_numpy(data).copy(), self.constants.frame
         for stack, shares, full, _ in self._conditionals(data, params):
             mean = (shares[..., None] * full).sum(axis=-2) * frame.scale + frame.origin
             out[stack.positions] = np.where(stack.seen[:, None], out[stack.positions], mean)
@@ -334,7 +273,7 @@ class MissingGaussianMixture(Model):
         """Completions: a component for each row, then what is missing given what was seen."""
         from scipy.special import ndtri
 
-        base, frame = to_numpy(data).copy(), self.inner.constants.frame
+        base, frame = to_numpy(data).copy(), self.constants.frame
         n, d = base.shape
         out = np.repeat(base[None], draws, axis=0)
         u = np.stack([latent_numbers(seed, draw, n, 1 + d) for draw in range(draws)])
@@ -344,7 +283,7 @@ class MissingGaussianMixture(Model):
             noise = ndtri(mine[..., 1:])
             units, m = np.arange(len(labels[0]))[:, None], np.arange(full.shape[1])
             centre = full[units, m, labels]
-            if self.inner.kind == "diag":
+            if self.kind == "diag":
                 moved = noise * np.sqrt(spread)[units, labels]
             else:
                 root = _root(spread)[units, labels]
@@ -360,10 +299,10 @@ class MissingGaussianMixture(Model):
         """Ends of the central interval of each missing value's posterior, a normal mixture."""
         from scipy.special import ndtri
 
-        frame, given = self.inner.constants.frame, to_numpy(data).copy()
+        frame, given = self.constants.frame, to_numpy(data).copy()
         ends = (given.copy(), given.copy())
         for stack, shares, full, spread in self._conditionals(data, params):
-            diagonal = self.inner.kind == "diag"
+            diagonal = self.kind == "diag"
             variances = spread if diagonal else np.diagonal(spread, axis1=-2, axis2=-1)
             holes = np.broadcast_to(~stack.seen[:, None], full[:, :, 0].shape)
             unit, row, column = np.nonzero(holes)
@@ -387,3 +326,17 @@ def _normal(centre: FloatArray, sd: FloatArray) -> Callable[[FloatArray], FloatA
 def _root(spread: FloatArray) -> FloatArray:
     values, vectors = np.linalg.eigh(spread)
     return vectors * np.sqrt(np.maximum(values, 0))[..., None, :]
+
+
+@stored("gaussian-mixture/full/missing")
+@final
+@dataclass(frozen=True, eq=False)
+class MissingFull(_Missing, Full):
+    """A covariance matrix per component, and missing values."""
+
+
+@stored("gaussian-mixture/diag/missing")
+@final
+@dataclass(frozen=True, eq=False)
+class MissingDiagonal(_Missing, Diagonal):
+    """A variance per component and column, and missing values."""
