@@ -11,11 +11,14 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from emfed.core.sums import Ask, Sum
 from emfed.data import as_workers
 from emfed.deployment.consent import OfferedRows, OwnerTerms
 from emfed.deployment.programs import program_of
+from emfed.network.exchange.followed import Program
 from emfed.network.exchange.member import Follower
 from emfed.network.exchange.records import MemoryRecords
+from emfed.network.exchange.statements import Agreement
 from emfed.network.owner_rules import SiteRules
 from emfed.network.spending import SiteMemory, noise_key
 from tests.network.exchanges import READER, Federation
@@ -44,7 +47,11 @@ class Owners:
 
     def __post_init__(self) -> None:
         options = {"newcomers": False, "run": self.run, **self.options}
-        accept = lambda about: program_of(about.program, about.masked)  # noqa: E731
+        self.sums: list[tuple[Ask, Sum]] = []
+
+        def accept(about: Agreement) -> Program:
+            return program_of(about.program, about.masked, told=lambda *one: self.sums.append(one))
+
         self.federation = Federation(
             len(self.tables), self.masked, tables=self.tables, options=options, accept=accept
         )

@@ -291,17 +291,27 @@ class OwnerTerms:
         if not self._charged:
             return rows
         assert self.noise is not None
-        return SiteNoise(self.rows, self.noise, place.digest(), self._charge)
+        charge = partial(self._charge, place.exchange)
+        return SiteNoise(self.rows, self.noise, place.digest(), charge)
 
-    def _charge(self, cost: float, name: str) -> bool:
-        """Charge an answer, with its run's whole budget where it is the first."""
+    def _charge(self, before: int, cost: float, name: str) -> bool:
+        """Charge an answer, with its run's whole budget where it is the first.
+
+        So many sums came before, of which this site told its part: their answers are in the ledger
+        unless somebody put back an older one.
+        """
         (run,), memory = self._charged, self.memory
         assert memory is not None
         with self.lock:
-            most = self.rules.largest_cost
-            return memory.allowance.charge(run.run, run.budget, most) and memory.allowance.use(
-                run.run, run.factor * cost, name
-            )
+            ledger, most = memory.allowance, self.rules.largest_cost
+            if not ledger.charge(run.run, run.budget, most):
+                return False
+            if len(ledger.read()[1][run.run].answers) < before:
+                raise FederationError(
+                    "the ledger of what this site's rows have told is older than this fit: put "
+                    "back the newest one."
+                )
+            return ledger.use(run.run, run.factor * cost, name)
 
     def pledge(self) -> Pledge:
         """What others are told of noise: key and ledger stay what they are in one fit."""
