@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import numpy as np
 import pytest
 from scipy.stats import beta
 
-from emfed.aggregation.privacy import NoisyWorkers
+from emfed.aggregation.privacy import NoisyWorkers, SiteNoise, WithoutNoise
 from emfed.core.noise import NoiseKey
 from emfed.core.privacy import epsilon_of, price_on, step_for
 from emfed.data.held import HeldWorkers
+from emfed.data.summing import HeldRows
 from emfed.data.workers import as_workers
 from emfed.fitting.private import PrivateAsk
 from emfed.models import GaussianParameters
 from emfed.models.bounded import Asked
+from emfed.network.exchange.followed import PassPlace
 
 DELTA = 1e-5
 
@@ -60,6 +64,42 @@ def audited(step: float, trials: int) -> float:
         for some in (np.concatenate([rows, canary]), rows)
     ]
     return lower_bound(*scores, DELTA)
+
+
+def audited_member(step: float, trials: int, colluders: int) -> float:
+    """The same of a masked sum of three sites, some of whom tell the attacker their noise."""
+    rng = np.random.Generator(np.random.Philox(3))
+    rows, canary = rng.normal(size=(60, 3)), np.array([[50.0, -50.0, 50.0]])
+    params = GaussianParameters(np.ones(1), np.zeros((1, 3)), np.eye(3)[None])
+    asked = Asked(step, 2, None, "full", params, np.zeros(3), np.eye(3), 4.0)
+    keys = [NoiseKey.of(bytes([site]) * 32) for site in range(3)]
+
+    def told(own: np.ndarray, number: int) -> np.ndarray:
+        held = [HeldRows(as_workers([table])) for table in (own, rows, rows)]
+        ask, total = PrivateAsk(asked, "round", number), np.zeros(10)
+        for site in range(3 - colluders):
+            commitment = hashlib.sha256(own.tobytes()).digest()
+            place = PassPlace(b"run", commitment, ("anna", "bert", "cleo"), number, True)
+            layer = SiteNoise(held[site], keys[site], place.digest(), lambda cost, name: True)
+            total += layer.noisy(ask)
+        return total
+
+    fine = Asked(1e-9, 1, None, "full", params, np.zeros(3), np.eye(3), 4.0)
+    along = WithoutNoise(PrivateAsk(fine, "round", 0)).part(HeldRows(as_workers([canary])))
+    scores = [
+        np.array([float(told(some, number) @ along) for number in range(trials)])
+        for some in (np.concatenate([rows, canary]), rows)
+    ]
+    return lower_bound(*scores, DELTA)
+
+
+@pytest.mark.parametrize("colluders", [1, 2])
+def test_an_audit_of_a_masked_sum_counts_on_the_noise_of_two_sites(colluders: int) -> None:
+    """One colluder is what a run counts on; with two the row is half as private."""
+    step = step_for(10, 4.0, 2)
+    allowed = epsilon_of(price_on(step, 10, 3 - colluders), DELTA)
+    found = audited_member(step, 200, colluders)
+    assert 0.5 < found <= allowed
 
 
 @pytest.mark.parametrize("cost", [0.25, 4.0])
