@@ -20,6 +20,7 @@ import numpy as np
 
 import emfed
 from emfed.aggregation import coded
+from emfed.aggregation.unmasked import UnmaskedWorkers
 from emfed.core.ledger import DIRECTIONS
 from emfed.core.sums import Ask, Sum, drive
 from emfed.data.held import HeldWorkers
@@ -79,7 +80,7 @@ def tables(quick: bool = False) -> Iterator[Table]:
 def run(table: Table, without: str, start: Any, seed: int) -> dict[str, Any]:
     """One fit without a mechanism: log-likelihoods and bytes a worker, round by round."""
     data = table.data
-    sums, held = coded.CodedSums(HeldWorkers(data), seed), HeldRows(data)
+    sums, held = UnmaskedWorkers(HeldWorkers(data), seed), HeldRows(data)
     found: list[tuple[float, float, float]] = []
 
     def answer(ask: Ask) -> Sum:
@@ -93,7 +94,9 @@ def run(table: Table, without: str, start: Any, seed: int) -> dict[str, Any]:
             up, down = (sums.counted.total(way) / data.size for way in DIRECTIONS)
             found.append((value, up, down))
             if without == "memories":
-                sums.kept.clear()
+                sums.states.clear()
+                sums.books.begin_anew()
+                sums.adder.memories.clear()
         return sums(ask)
 
     def fit() -> Any:

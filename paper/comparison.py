@@ -12,7 +12,7 @@ from typing import Any, Literal, final, get_args
 
 import numpy as np
 
-from emfed.aggregation.coded import ENVELOPE_DOWN, ENVELOPE_UP
+from emfed.aggregation.gathered import ENVELOPE_DOWN, ENVELOPE_UP
 from emfed.algorithms import AutoEM, FedEM, VRFedEM
 from emfed.compressors import Identity, SubtractiveDithering
 from emfed.core.errors import EmfedWarning, SettingsError, check_count, check_range

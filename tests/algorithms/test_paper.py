@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 import emfed
-from emfed.aggregation.coded import Present
-from emfed.aggregation.gathered import GatheredAnswers
+from emfed.aggregation.unmasked import Present, UnmaskedWorkers
 from emfed.algorithms import paper
 from emfed.algorithms.steps import batch_indices
 from emfed.core.streams import Purpose, uniforms
@@ -71,12 +70,13 @@ def fit_of(run: Any, seed: int) -> Any:
 def test_gathers_lead_where_messages_lead(algorithm: Any) -> None:
     """Same random numbers, same trajectory, same bytes of payloads."""
     run = begun(algorithm, "tied" if algorithm.in_metric else "known")
-    workers = GatheredAnswers(HeldWorkers(as_workers(TABLES)))
+    workers = UnmaskedWorkers(HeldWorkers(as_workers(TABLES)))
     ended, _ = path(run, workers, 20)
+    memory = workers.adder.memories["0"]
     while run.state.round <= 20:
         run.step()
     np.testing.assert_allclose(ended.statistics, run.state.statistics, rtol=0, atol=1e-12)
-    np.testing.assert_allclose(ended.memory, run.state.memory, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(memory, run.state.memory, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", ["FedEM", "VR-FedEM"])
@@ -95,7 +95,8 @@ def test_gathers_lead_where_the_paper_leads(name: str, replacement: bool) -> Non
     reduced = name == "VR-FedEM"
     algorithm = emfed.VRFedEM(inner_rounds=inner, **common) if reduced else emfed.FedEM(**common)
     run = begun(algorithm)
-    ended, asked = path(run, GatheredAnswers(HeldWorkers(as_workers(TABLES))), rounds)
+    workers = UnmaskedWorkers(HeldWorkers(as_workers(TABLES)))
+    ended, asked = path(run, workers, rounds)
     frame = run.model.constants.frame
     inside = [(table - frame.origin) / frame.scale for table in TABLES]
     s0 = run.state.statistics
@@ -122,7 +123,7 @@ def test_gathers_lead_where_the_paper_leads(name: str, replacement: bool) -> Non
     assert d == TABLES[0].shape[1]
     got = [ask.server.statistics for ask in asked[2:]] + [ended.statistics]
     np.testing.assert_allclose(got, want["S"], rtol=0, atol=1e-11)
-    np.testing.assert_allclose(ended.memory, want["V"][-1], rtol=0, atol=1e-11)
+    np.testing.assert_allclose(workers.adder.memories["0"], want["V"][-1], rtol=0, atol=1e-11)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -135,25 +136,26 @@ def test_memories_are_what_was_counted_whatever_is_lost(seed: int) -> None:
         return Present(asked, asked[rng.random(len(asked)) < 0.7])
 
     run = begun(emfed.VRFedEM(DITHERING, step_size=0.1, memory_rate=0.4, batch_size=5))
-    workers = GatheredAnswers(HeldWorkers(as_workers(TABLES)), present)
+    workers = UnmaskedWorkers(HeldWorkers(as_workers(TABLES)), present=present)
     fit = fit_of(run, 5)
     ask = next(fit)
     backup: dict[str, Any] = {}
     generations = 0
     for step in range(58):
         if step == 20:
-            backup = {name: column[2].copy() for name, column in workers.states[0].items()}
+            backup = {name: column[2].copy() for name, column in workers.states["0"].items()}
         if step == 40:
-            for name, column in workers.states[0].items():
+            for name, column in workers.states["0"].items():
                 column[2] = backup[name]
         ask = fit.send(workers(ask))
-        server, states = ask.server, workers.states[0]
+        server, states = ask.server, workers.states["0"]
         current = states["generation"] == server.generation
         waiting = (states["pending_at"] == server.counted) & (server.counted >= 0)
         waiting &= states["counted_at"] != server.counted
         believed = states["memory"] + np.where(waiting, 1.0, 0.0)[:, None] * states["pending"]
         if step < 40 or server.generation:
             total = (WEIGHTS * (current & (server.counted >= 0))) @ believed
-            np.testing.assert_allclose(server.memory, total, rtol=0, atol=1e-12)
+            kept = workers.adder.memories["0"]
+            np.testing.assert_allclose(kept, total, rtol=0, atol=1e-12)
         generations = server.generation
     assert generations == 1

@@ -11,7 +11,7 @@ import pytest
 from benchmarks.ablation import ALL, bench_ablation
 
 import emfed
-from emfed.aggregation.coded import CodedSums, Present
+from emfed.aggregation.unmasked import Present, UnmaskedWorkers
 from emfed.core.sums import Finish, drive
 from emfed.data import as_workers
 from emfed.data.held import HeldWorkers
@@ -35,7 +35,7 @@ SHAPES = {name: v.shape[1:] for name, v in MODEL.summary(DATA.worker(0)[None]).i
 
 
 def begun() -> tuple[Any, Any]:
-    told = drive(pool(MODEL, SHAPES), CodedSums(HeldWorkers(DATA)))
+    told = drive(pool(MODEL, SHAPES), UnmaskedWorkers(HeldWorkers(DATA)))
     model = told.bind(MODEL)
     start = emfed.fit(MODEL, DATA, rounds=0, seed=1).params
     problem = Objective(model, Cohort(N, told.rows, masked=False), Tolerance(1e-7))
@@ -55,14 +55,14 @@ def pooled(statistics: Any) -> float:
 
 
 def test_it_ends_at_a_fixed_point_of_em() -> None:
-    found = drive(many.ascend_with_many(PROBLEM, START), CodedSums(HeldWorkers(DATA)))
+    found = drive(many.ascend_with_many(PROBLEM, START), UnmaskedWorkers(HeldWorkers(DATA)))
     assert found.converged
     assert pooled(found.point.statistics) < 1e-5
 
 
 def test_local_steps_are_made_by_workers_that_are_alike() -> None:
     steps = []
-    sums = CodedSums(HeldWorkers(DATA), 1)
+    sums = UnmaskedWorkers(HeldWorkers(DATA), 1)
 
     def answer(ask: Any) -> Any:
         steps.append(getattr(ask, "steps", 1))
@@ -80,7 +80,7 @@ def test_workers_that_are_away_do_not_keep_it_from_ending() -> None:
         there = np.flatnonzero(rng.random(N) < 0.9) if exchange > 3 else np.arange(N)
         return Present(there, there)
 
-    sums = CodedSums(HeldWorkers(DATA), 2, present)
+    sums = UnmaskedWorkers(HeldWorkers(DATA), 2, present)
     left = iter(range(60))
     found = drive(
         many.ascend_with_many(PROBLEM, START),
@@ -123,17 +123,19 @@ def test_momentum_helps_workers_that_differ() -> None:
         for j in range(N)
     ]
     data, rounds = as_workers(own), list[int]()
-    told = drive(pool(MODEL, SHAPES), CodedSums(HeldWorkers(data)))
+    told = drive(pool(MODEL, SHAPES), UnmaskedWorkers(HeldWorkers(data)))
     model = told.bind(MODEL)
     problem = Objective(model, Cohort(N, told.rows, masked=False), Tolerance(1e-7))
     start = model.statistics_of(model.from_user(emfed.fit(MODEL, data, rounds=0, seed=1).params))
     for momentum in (many.with_momentum, lambda model, walk, ask, led: (0, led)):
         with patch.object(many, "with_momentum", momentum):
-            walk = drive(many.walked(model, problem.cohort, start), CodedSums(HeldWorkers(data)))
+            walk = drive(
+                many.walked(model, problem.cohort, start), UnmaskedWorkers(HeldWorkers(data))
+            )
         rounds.append(walk.rounds)
         assert walk.apart > many.LARGEST_DRIFT
     assert rounds[0] <= rounds[1]
-    found = drive(many.climb(problem, start), CodedSums(HeldWorkers(data)))
+    found = drive(many.climb(problem, start), UnmaskedWorkers(HeldWorkers(data)))
     step = (
         model.expected_statistics(data.rows[None], model.maximize(found.point.statistics))[0]
         - found.point.statistics
@@ -143,11 +145,11 @@ def test_momentum_helps_workers_that_differ() -> None:
 
 def test_ascents_that_share_exchanges_have_a_memory_each() -> None:
     """Each is told apart; what has ended is forgotten."""
-    sums, kept = CodedSums(HeldWorkers(DATA), 3), list[int]()
+    sums, kept = UnmaskedWorkers(HeldWorkers(DATA), 3), list[int]()
 
     def answer(ask: Any) -> Any:
         found = sums(ask)
-        kept.append(len(sums.kept))
+        kept.append(len(sums.states))
         return found
 
     away = PROBLEM.model.statistics_of(PROBLEM.model.start(5))
@@ -173,7 +175,7 @@ def test_a_fit_of_many_starts_from_workers_own_clusters() -> None:
     assert other.converged
     start, by_sums = (one.ledger.summary()["start"] for one in (result, other))
     assert start["up"]["messages"] == N < by_sums["up"]["messages"]
-    assert start["down"]["messages"] == 2 * N  # the question, and where the fit begins
+    assert start["down"]["messages"] == N  # where the fit begins
     assert start["up"]["payload"] + start["down"]["payload"] < by_sums["up"]["payload"]
     rows = DATA.rows
     assert abs(result.log_likelihood(rows) - other.log_likelihood(rows)) < 1e-3

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 import emfed
+from emfed.aggregation.coded import encode_weight
 from emfed.core.protocols import WorkerCells
-from emfed.core.wire import encode_cells
+from emfed.core.wire import encode_cells, encode_count
 from emfed.data import WorkerData, as_workers
 from emfed.imputation import ColumnNames, FieldTable, Structure, impute, read_records
 from emfed.imputation.cells import check_cells
@@ -61,7 +62,8 @@ def test_one_exchange_is_all_there_is() -> None:
         keys = (own[:, 0] * table.shape[1] + own[:, 1]).astype(int)
         cells = WorkerCells(keys, own[:, 2], own[:, 3])
         told_cells = encode_cells(cells, table.shape[0] * table.shape[1])
-        assert result.ledger.counts[0, 0, 1, worker] == len(told_cells)
+        weighed = len(encode_weight(len(own))) + len(encode_count(len(own)))
+        assert result.ledger.counts[0, 0, 1, worker] == weighed + len(told_cells)
     record = result.records[0]
     assert (record.bytes_up, record.bytes_down) == (result.bytes_up, result.bytes_down)
     assert record.objective == result.solver.objective(table.pooled, result.params)

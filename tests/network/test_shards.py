@@ -10,8 +10,7 @@ import polars as pl
 import pytest
 
 import emfed
-from emfed.aggregation.coded import CodedSums, Present
-from emfed.aggregation.gathered import GatheredAnswers
+from emfed.aggregation.unmasked import Present, UnmaskedWorkers
 from emfed.algorithms import Bernoulli, paper
 from emfed.core.sums import AskedWorkers, drive
 from emfed.data import as_workers
@@ -101,7 +100,7 @@ def test_memories_and_local_steps_are_those_of_one_process() -> None:
     problem = Objective(model, Cohort(len(SIZES), float(sum(SIZES)), masked=False), Tolerance(1e-7))
     ends = []
     for workers in (HeldWorkers(as_workers(TABLES)), sharded(TABLES)):
-        left, sums = iter(range(12)), CodedSums(workers, 5, present)
+        left, sums = iter(range(12)), UnmaskedWorkers(workers, 5, present)
         found = drive(
             ascend_with_many(problem, start),
             sums,
@@ -111,10 +110,11 @@ def test_memories_and_local_steps_are_those_of_one_process() -> None:
     (here, sums), (there, others) = ends
     np.testing.assert_allclose(there, here, rtol=0, atol=1e-12)
     np.testing.assert_array_equal(others.counted.counts, sums.counted.counts)
-    for memory, other in zip(sums.kept.values(), others.kept.values(), strict=True):
-        assert memory.states.keys() == other.states.keys()
-        for name, column in memory.states.items():
-            np.testing.assert_allclose(other.states[name], column, rtol=1e-9, atol=1e-9)
+    assert sums.states.keys() == others.states.keys()
+    for memory, states in sums.states.items():
+        for name, column in states.items():
+            other = others.states[memory][name]
+            np.testing.assert_allclose(other, column, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_gathers_are_those_of_one_process(algorithm: Any) -> None:
     method = paper.Method(model, algorithm, Bernoulli(0.3), len(SIZES), float(sum(SIZES)), 4)
     ends = []
     for workers in (HeldWorkers(as_workers(TABLES)), sharded(TABLES)):
-        answers = GatheredAnswers(workers, present)
+        answers = UnmaskedWorkers(workers, present=present)
         server = drive(
             paper.rounds(method, paper.Server.begun(method, start)),
             answers,
@@ -140,7 +140,8 @@ def test_gathers_are_those_of_one_process(algorithm: Any) -> None:
         ends.append((server, answers))
     (here, answers), (there, others) = ends
     np.testing.assert_allclose(there.statistics, here.statistics, rtol=0, atol=1e-12)
-    np.testing.assert_allclose(there.memory, here.memory, rtol=0, atol=1e-12)
+    memory, other = (one.adder.memories["0"] for one in (answers, others))
+    np.testing.assert_allclose(other, memory, rtol=0, atol=1e-12)
     np.testing.assert_array_equal(others.counted.counts, answers.counted.counts)
 
 

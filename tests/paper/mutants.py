@@ -15,7 +15,6 @@ import pytest
 
 from emfed.algorithms import paper, steps
 from emfed.algorithms.base import CompressedEM
-from emfed.algorithms.memories import NOT_COUNTED
 from emfed.algorithms.participation import Bernoulli
 from emfed.compressors import Dithering
 from paper import comparison
@@ -58,26 +57,24 @@ def never_refreshed(patch: Patch) -> None:
 def memories_forgotten(patch: Patch) -> None:
     """V_i and V are zero again at the beginning of every outer loop, which have 20 rounds."""
 
-    def forget(real: Any, ask: Any, replies: Any) -> Any:
-        server = real(ask, replies)
-        if (server.round - 1) % 20 or not ask.server.round:
-            return server
+    def forget(real: Any, ask: Any, replies: Any, memory: Any) -> Any:
+        step, kept = real(ask, replies, memory)
+        if ask.server.round % 20 or not ask.server.round:
+            return step, kept
         # A new generation of memories is how the real code starts them anew.
-        nobody = np.full_like(server.counted, NOT_COUNTED)
-        memory, generation = np.zeros_like(server.memory), server.generation + 1
-        return replace(server, memory=memory, counted=nobody, generation=generation)
+        return replace(step, anew=True), np.zeros_like(kept)
 
-    around(patch, paper, "after", forget)
+    around(patch, paper, "step_of", forget)
 
 
 def server_forgets(patch: Patch) -> None:
     """The server's V stays what it was at the start."""
 
-    def keep(real: Any, ask: Any, replies: Any) -> Any:
-        server = real(ask, replies)
-        return replace(server, memory=ask.server.memory) if ask.server.round else server
+    def keep(real: Any, ask: Any, replies: Any, memory: Any) -> Any:
+        step, kept = real(ask, replies, memory)
+        return step, memory if ask.server.round else kept
 
-    around(patch, paper, "after", keep)
+    around(patch, paper, "step_of", keep)
 
 
 def no_memories(patch: Patch) -> None:

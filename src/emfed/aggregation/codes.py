@@ -6,7 +6,7 @@ and a test encodes what is counted here.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -15,6 +15,7 @@ import numpy as np
 from emfed.core.errors import WireError
 from emfed.core.sums import FloatArray, IntArray
 from emfed.core.wire.entropy import code_sizes, decode_symbols, encode_symbols
+from emfed.core.wire.messages import count_sizes, decode_count, encode_count
 
 RAW = 31
 """Bits from which on symbols are told as they are, in 8 bytes each."""
@@ -28,10 +29,34 @@ LARGEST_EXPONENT = 1024
 
 
 class Coded(NamedTuple):
-    """Vectors as the receiver decodes them, and the bytes of each."""
+    """Vectors as the receiver decodes them, the bytes of each, and what makes the bytes of one."""
 
     values: FloatArray
     sizes: IntArray
+    encode: Callable[[int], bytes]
+
+
+def framed(pieces: Sequence[bytes]) -> bytes:
+    """Pieces behind each other: all but the last have their length before them."""
+    return b"".join(encode_count(len(one)) + one for one in pieces[:-1]) + pieces[-1]
+
+
+def framed_sizes(sizes: Sequence[IntArray]) -> IntArray:
+    """Bytes of `framed`, from those of the pieces of each message."""
+    lengths = [one + count_sizes(one) for one in sizes[:-1]]
+    return np.asarray(np.sum([*lengths, sizes[-1]], axis=0, dtype=np.int64))
+
+
+def apart(data: bytes, count: int) -> list[bytes]:
+    """The inverse of `framed`, for so many pieces."""
+    found, at = list[bytes](), 0
+    for _ in range(count - 1):
+        length, at = decode_count(data, at)
+        if length > len(data) - at:
+            raise WireError("a message ends inside one of its pieces.")
+        found.append(data[at : at + length])
+        at += length
+    return [*found, data[at:]]
 
 
 def on_lattice(vectors: FloatArray, step: FloatArray, uniforms: FloatArray) -> Coded:
@@ -40,11 +65,21 @@ def on_lattice(vectors: FloatArray, step: FloatArray, uniforms: FloatArray) -> C
     The error of each number is uniform, and independent of the number and of all others.
     """
     symbols = np.floor(vectors / step + uniforms)
-    dither = uniforms - 0.5
-    sizes = np.zeros(len(vectors), dtype=np.int64)
-    for cut in cuts(step):
-        sizes += symbol_sizes(symbols[:, cut], dither[:, cut])
-    return Coded((symbols - dither) * step, sizes)
+    dither, parts = uniforms - 0.5, cuts(step)
+    sizes = framed_sizes([symbol_sizes(symbols[:, cut], dither[:, cut]) for cut in parts])
+
+    def bytes_of(j: int) -> bytes:
+        return framed([encode(symbols[j, cut], dither[j, cut]) for cut in parts])
+
+    return Coded((symbols - dither) * step, sizes, bytes_of)
+
+
+def off_lattice(data: bytes, step: FloatArray, uniforms: FloatArray) -> FloatArray:
+    """The values of one message of `on_lattice`."""
+    dither, parts = uniforms - 0.5, cuts(step)
+    pieces = zip(apart(data, len(parts)), parts, strict=True)
+    found = [decode(one, cut.stop - cut.start, dither[cut]) for one, cut in pieces]
+    return np.asarray((np.concatenate(found) - dither) * step)
 
 
 def cuts(step: FloatArray) -> list[slice]:
@@ -163,23 +198,41 @@ def floats_size(numbers: FloatArray, bits: int) -> int:
 
 HEAD_BITS = 3
 """Digits that numbers which give others their units have beyond those."""
+Units = Callable[[FloatArray], FloatArray]
 
 
-def scaled(
-    numbers: FloatArray,
-    heads: IntArray,
-    units: Callable[[FloatArray], FloatArray],
-    bits: int,
-    u: FloatArray,
-) -> tuple[FloatArray, int]:
-    """Some numbers as short floats, and the others on a lattice in the units that these give.
+def floats(numbers: FloatArray, bits: int, u: FloatArray | None) -> Coded:
+    """One vector as short floats; with ``u`` rounded at random."""
+    value = short_floats(numbers, bits, u)
+    size = np.array([floats_size(value, bits)])
+    return Coded(value[None], size, lambda j: encode_floats(value, bits))
 
-    The values as they are decoded, and their bytes.
-    """
+
+def scaled(numbers: FloatArray, heads: IntArray, units: Units, bits: int, u: FloatArray) -> Coded:
+    """Some numbers as short floats, and the others on a lattice in the units that these give."""
     out = short_floats(numbers, bits + HEAD_BITS, u)
+    first = out[heads]
     rest = np.delete(np.arange(len(numbers)), heads)
-    unit = units(out[heads])
-    step = np.where(unit > 0, unit, 1.0) * 0.5**bits
+    step = _scale(units(first), bits)
     told = on_lattice((numbers[rest] / step)[None], np.ones(len(rest)), u[None, rest])
     out[rest] = told.values[0] * step
-    return out, floats_size(out[heads], bits + HEAD_BITS) + int(told.sizes[0])
+    sizes = framed_sizes([np.array([floats_size(first, bits + HEAD_BITS)]), told.sizes])
+
+    def bytes_of(j: int) -> bytes:
+        return framed([encode_floats(first, bits + HEAD_BITS), told.encode(0)])
+
+    return Coded(out[None], sizes, bytes_of)
+
+
+def unscaled(data: bytes, n: int, heads: IntArray, units: Units, u: FloatArray) -> FloatArray:
+    """The inverse of `scaled`, but for the noise."""
+    head, body = apart(data, 2)
+    out, rest = np.empty(n), np.delete(np.arange(n), heads)
+    out[heads] = decode_floats(head, len(heads))
+    step = _scale(units(out[heads]), head[0] - HEAD_BITS)
+    out[rest] = off_lattice(body, np.ones(len(rest)), u[rest]) * step
+    return out
+
+
+def _scale(unit: FloatArray, bits: int) -> FloatArray:
+    return np.asarray(np.where(unit > 0, unit, 1.0) * 0.5**bits)

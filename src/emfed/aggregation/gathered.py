@@ -1,133 +1,159 @@
-"""Answers of single workers, in one process: what is not masked and does not add up."""
+"""Answers of single workers: what is not masked and does not add up."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from typing import Any, final
 
 import numpy as np
 
-from emfed.aggregation.coded import ENVELOPE_DOWN, ENVELOPE_UP, Presence, Present
-from emfed.core.ledger import Ledger
-from emfed.core.sums import Answers, AskedWorkers, Gather, Gathers, IntArray, States
+from emfed.aggregation.coded import DIGEST_BYTES, Adder, Books, News
+from emfed.aggregation.codes import apart, framed
+from emfed.core.errors import WireError
+from emfed.core.sums import (
+    Answers,
+    FloatArray,
+    Gather,
+    Gathers,
+    Heard,
+    IntArray,
+    SiteWorkers,
+    States,
+)
+from emfed.core.wire import count_sizes, decode_count, encode_count
+
+ENVELOPE_UP, ENVELOPE_DOWN = DIGEST_BYTES + 2, DIGEST_BYTES + 26
+"""About what messages of a round of FedEM take besides their vectors, for plans."""
 
 
 @final
-@dataclass
-class GatheredAnswers:
-    """The workers of a simulation, asked one by one.
+class CodedGather:
+    """One exchange of gathers as all members see it before anybody answers.
+
+    A worker's message has a piece for each gather that asks it: the rows that it evaluated, and
+    what it replies; nothing, where it has lost its memory.
 
     Parameters
     ----------
-    rows : AskedWorkers
-        All workers.
-    present : callable, optional
-        From an ask and the number of the exchange to who is there; None: always everyone.
-    ledger : Ledger, optional
-        What counts the bytes; None: a new one.
+    ask : Gather or Gathers
+        What is asked.
+    books : Books
+        What is known of the exchanges before.
     """
 
-    rows: AskedWorkers
-    present: Presence | None = None
-    ledger: Ledger | None = None
-    exchanges: int = field(default=0, init=False)
-    states: dict[Hashable, States] = field(default_factory=dict, init=False)
-    """What the workers keep, by the memory that asks name."""
-    _sent: int = field(default=0, init=False)
-    """Bytes of all steps so far."""
-    _heard: IntArray = field(init=False)
-    """Those up to the last that each worker heard; -1: none."""
-    counted: Ledger = field(init=False)
-    """The ledger."""
+    def __init__(self, ask: Gather | Gathers, books: Books) -> None:
+        self.ask, self._books = ask, books
+        self.gathers: Sequence[Gather] = ask.gathers if isinstance(ask, Gathers) else [ask]
+        self.names = [books.name(one.memory) for one in self.gathers]
 
-    def __post_init__(self) -> None:
-        self._heard = np.full(len(self.rows.totals), -1, dtype=np.int64)
-        self.counted = self.ledger or Ledger(len(self.rows.totals))
+    @property
+    def asked(self) -> IntArray:
+        """Who is asked."""
+        return self.ask.workers
 
-    def __call__(self, ask: Gather | Gathers) -> Any:
-        """What the asked workers reply; a list, where several gathers share the exchange.
+    # A worker's side.
 
-        An adder that crashes comes back as it was before the exchange, and makes it again.
-        """
-        asks = ask.gathers if isinstance(ask, Gathers) else [ask]
-        while True:
-            self.exchanges += 1
-            who = self._who(ask)
-            replies = [self._replied(one, who) for one in asks]
-            self._count(ask, asks, replies, who)
-            if not who.crashed:
-                break
-        found = [one.of(who.arrived) for one in replies]
-        return found if isinstance(ask, Gathers) else found[0]
+    def fresh(self, states: Mapping[str, States], workers: int) -> dict[str, States]:
+        """What so many workers keep; columns that begin with this exchange are added."""
+        found = dict[str, States]()
+        for name, one in zip(self.names, self.gathers, strict=True):
+            blank = {n: np.stack([np.asarray(v)] * workers) for n, v in one.fields().items()}
+            found[name] = states.get(name) or blank
+        return found
 
-    def _who(self, ask: Gather | Gathers) -> Present:
-        if self.present is None:
-            return Present(ask.workers, ask.workers)
-        who = self.present(ask, self.exchanges)
-        asked = np.intersect1d(ask.workers, who.asked)
-        return Present(asked, np.intersect1d(asked, who.arrived), who.wiped, who.again, who.crashed)
+    def message(self, rows: SiteWorkers, worker: int, states: Mapping[str, States]) -> bytes:
+        """What one worker sends; its states are changed in place."""
+        who, pieces = np.array([worker]), []
+        for name, one in zip(self.names, self.gathers, strict=True):
+            if worker in one.workers:
+                found, codes = rows.encoded(one, who, states[name])
+                sent = [encode_count(int(found.passes[0])) + code for code in codes]
+                pieces.append(b"".join(sent))
+        return framed(pieces)
 
-    def _replied(self, ask: Gather, who: Present) -> Answers:
-        """What workers sent, whether it arrives or not; who is asked again sends the same."""
-        fields = ask.fields()
-        if ask.memory not in self.states:
-            n = len(self.rows.totals)
-            self.states[ask.memory] = {v: np.stack([np.asarray(a)] * n) for v, a in fields.items()}
-        states = self.states[ask.memory]
-        if len(who.wiped):
-            for name, blank in fields.items():
-                states[name][who.wiped] = blank
-        if len(who.again):
-            self._asked(ask, states, np.intersect1d(ask.workers, who.again))
-        return self._asked(ask, states, np.intersect1d(ask.workers, who.asked))
+    def sizes(self, answers: Sequence[Answers]) -> IntArray:
+        """The bytes of everyone's `message`."""
+        total = np.zeros(self._books.workers, dtype=np.int64)
+        last = np.zeros_like(total)
+        seen = np.zeros(self._books.workers, dtype=bool)
+        for one, found in zip(self.gathers, answers, strict=True):
+            own: IntArray = np.zeros(self._books.workers, dtype=np.int64)
+            own[found.workers] = found.sizes + count_sizes(found.passes)
+            asked = one.workers
+            total[asked] += own[asked] + np.where(seen[asked], count_sizes(last[asked]), 0)
+            last[asked], seen[asked] = own[asked], True
+        return total
 
-    def _asked(self, ask: Gather, states: States, workers: IntArray) -> Answers:
-        mine = {name: column[workers] for name, column in states.items()}
-        replies = self.rows.answers(ask, workers, mine)
-        for name, column in mine.items():
-            states[name][workers] = column
-        return replies
+    # The adder's side.
 
-    def _count(
-        self, ask: Gather | Gathers, asks: Any, replies: list[Answers], who: Present
-    ) -> None:
-        """Count the bytes: one message to each worker, and one from each that replies."""
-        up = np.zeros(len(self.rows.totals), dtype=np.int64)
-        for one in replies:
-            up[one.workers] += one.sizes
-        told = np.unique(np.concatenate([one.workers for one in replies]))
-        told = told[np.isin(told, who.arrived)]
-        down = self._down(asks, who.asked)
-        self.counted.add(ask.purpose, "up", told, up[told], ENVELOPE_UP)
-        self.counted.add(ask.purpose, "down", who.asked, down, ENVELOPE_DOWN)
-
-    def _down(self, asks: list[Gather], asked: IntArray) -> IntArray:
-        """Bytes down: the steps that a worker has missed, or all anew where that is shorter."""
-        anew = sum(one.bytes_anew for one in asks)
-        self._sent += sum(one.bytes_down for one in asks)
-        before = self._heard[asked]
-        self._heard[asked] = self._sent
-        return np.where(before < 0, anew, np.minimum(self._sent - before, anew))
-
-    # Checkpoints.
-
-    def save(self) -> dict[str, Any]:
-        """All that workers keep, and who was told what, as arrays by name."""
-        kept = {
-            f"states/{memory}/{name}": column
-            for memory, states in self.states.items()
-            if memory is not None
-            for name, column in states.items()
+    def read(self, messages: Mapping[int, bytes], totals: FloatArray) -> list[Answers]:
+        """The answers in everyone's messages; raises `WireError` for what none can be."""
+        pieces = {
+            worker: iter(apart(data, sum(worker in one.workers for one in self.gathers)))
+            for worker, data in messages.items()
         }
-        numbers = np.array([self.exchanges, self._sent])
-        return kept | {"numbers": numbers, "heard": self._heard}
+        return [
+            _answers(one, {w: next(pieces[w]) for w in sorted(pieces) if w in one.workers}, totals)
+            for one in self.gathers
+        ]
 
-    def restore(self, arrays: Mapping[str, Any]) -> None:
-        """The inverse of `save`."""
-        self.exchanges, self._sent = arrays["numbers"].tolist()
-        self._heard = arrays["heard"]
-        for name, column in arrays.items():
-            if name.startswith("states/"):
-                _, memory, field_ = name.split("/")
-                self.states.setdefault(int(memory), {})[field_] = column
+    def add(
+        self, adder: Adder, arrived: IntArray, answers: Sequence[Answers], up: int
+    ) -> tuple[bytes, list[Any]]:
+        """The message down, and what the fit is sent."""
+        codes, told = [], []
+        for name, one, found in zip(self.names, self.gathers, answers, strict=True):
+            memory = adder.memories.get(name)
+            if memory is None and name not in self._books.begun:
+                memory = np.zeros_like(one.fields().get("memory", np.zeros(0)))
+            reached, code, adder.memories[name] = one.concluded(found, memory)
+            codes.append(code)
+            told.append(reached)
+        passes = int(sum(found.passes.sum() for found in answers))
+        news = News(arrived, self._books.rows, up, passes)
+        return news.encode(self.asked, self._books.rows) + framed(codes), told
+
+    # Everyone.
+
+    def told(self, data: bytes) -> tuple[Heard, News]:
+        """What the fit is sent by a message down; raises `WireError` for what none can be."""
+        news, body = News.decode(data, self.asked, self._books.rows)
+        pieces = apart(body, len(self.gathers))
+        told = [
+            one.told(piece, np.intersect1d(one.workers, news.arrived))
+            for one, piece in zip(self.gathers, pieces, strict=True)
+        ]
+        return self.heard(told, news, len(data)), news
+
+    def heard(self, told: list[Any], news: News, size: int) -> Heard:
+        """What the fit is sent, with what it took."""
+        self._books.begun |= {*self.names}
+        taken = news.up + self._books.workers * (DIGEST_BYTES + size)
+        sent = told if isinstance(self.ask, Gathers) else told[0]
+        return Heard(sent, news.arrived, news.passes, taken, news.up)
+
+
+def _answers(one: Gather, pieces: Mapping[int, bytes], totals: FloatArray) -> Answers:
+    """The answers to one gather, of the workers that it asks."""
+    here = [worker for worker, data in pieces.items() if data]
+    values, rates, sizes, passes = [], [], [], []
+    for worker in here:
+        seen, at = decode_count(pieces[worker])
+        value, rate = one.decoded(worker, pieces[worker][at:])
+        values.append(value)
+        rates.append(rate)
+        passes.append(seen)
+        sizes.append(len(pieces[worker]) - at)
+    if len({len(value) for value in values}) > 1:
+        raise WireError("answers of different lengths.")
+    workers = np.array(here, dtype=np.int64)
+    lost = np.array([worker for worker, data in pieces.items() if not data], dtype=np.int64)
+    return Answers(
+        workers,
+        np.array(values).reshape(len(here), -1 if here else 0),
+        np.array(rates),
+        np.array(sizes, dtype=np.int64),
+        lost,
+        totals[workers],
+        np.array(passes, dtype=np.int64),
+    )

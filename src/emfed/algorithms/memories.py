@@ -66,40 +66,29 @@ def believed(states: States, counted: IntArray, generation: int) -> FloatArray:
 
 @final
 @dataclass
-class Total:
-    """What the adder keeps: the total of all memories, and whom it counted when.
+class Counted:
+    """What all members know of the memories of one ascent: whom the adder counted when.
 
     Parameters
     ----------
     workers : int
         How many there are.
-    size : int
-        Numbers of a memory.
     """
 
     workers: int
-    size: int
     generation: int = 0
-    value: FloatArray = field(init=False)
-    counted: IntArray = field(init=False)
+    at: IntArray = field(init=False)
+    """The last exchange in which each was counted."""
 
     def __post_init__(self) -> None:
-        self.begin_anew()
-        self.generation = 0
+        self.at = np.full(self.workers, NOT_COUNTED, dtype=np.int64)
 
     def begin_anew(self) -> None:
-        """A worker has lost its memory: all begin at zero."""
-        self.value = np.zeros(self.size)
-        self.counted = np.full(self.workers, NOT_COUNTED, dtype=np.int64)
+        """Some memory is lost: all begin at zero."""
+        self.at[:] = NOT_COUNTED
         self.generation += 1
-
-    def add(self, exchange: int, workers: IntArray, innovations: FloatArray) -> None:
-        """Count innovations, each worker's once an exchange."""
-        new = self.counted[workers] != exchange
-        self.value = self.value + innovations[new].sum(axis=0)
-        self.counted[workers[new]] = exchange
 
     @property
     def heard(self) -> IntArray:
         """Workers whose memories are part of the total."""
-        return np.flatnonzero(self.counted != NOT_COUNTED)
+        return np.flatnonzero(self.at != NOT_COUNTED)

@@ -15,6 +15,7 @@ in each round that it answers, and stands even if that answer is lost.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -29,9 +30,10 @@ from emfed.algorithms.memories import NOT_COUNTED, columns, settle
 from emfed.algorithms.steps import batch_indices, shorten, step_at
 from emfed.algorithms.vr_fed_em import VRFedEM
 from emfed.compressors import Identity
-from emfed.core.errors import NumericalError, SettingsError
+from emfed.core.errors import NumericalError, SettingsError, WireError
 from emfed.core.protocols import (
     Algorithm,
+    Compressed,
     Compressor,
     FloatArray,
     IdentityMetric,
@@ -52,7 +54,13 @@ from emfed.core.sums import (
     States,
     Unmasked,
 )
-from emfed.core.wire import numbers_size, payload_sizes
+from emfed.core.wire import (
+    decode_floats,
+    decode_payload,
+    encode_numbers,
+    encode_payload,
+    payload_sizes,
+)
 
 SERVER = np.zeros(1, dtype=np.int64)
 """The stream of the broadcast."""
@@ -102,22 +110,18 @@ class Method:
 @final
 @dataclass(frozen=True, eq=False)
 class Server:
-    """What the server keeps between rounds.
+    """What the server says between rounds; V, the weighted sum of all V_i, it keeps to itself.
 
     Parameters
     ----------
     statistics : array of shape (q,)
         S.
-    memory : array of shape (q,)
-        V, the weighted sum of all V_i.
     counted : array of int, shape (workers,)
         The last round in which each worker's message was counted; -1: none.
     round : int
         The number of the next round, from 1; 0: the exact uploads that memories start with.
     generation : int
         How often all memories have begun again at zero, because a worker had lost its own.
-    sent : int
-        Bytes of the last broadcast.
     calm : int
         Rounds in a row with a small |H|^2.
     last : LastSum, optional
@@ -125,11 +129,9 @@ class Server:
     """
 
     statistics: FloatArray
-    memory: FloatArray
     counted: IntArray
     round: int = 1
     generation: int = 0
-    sent: int = 0
     calm: int = 0
     last: LastSum | None = None
 
@@ -138,7 +140,7 @@ class Server:
         """The state before the first round."""
         none = np.full(method.workers, NOT_COUNTED)
         first = 0 if method.settings.needs_start_round else 1
-        return cls(start, np.zeros_like(start), none, first, sent=numbers_size(start))
+        return cls(start, none, first)
 
     @property
     def converged(self) -> bool:
@@ -147,19 +149,13 @@ class Server:
 
     def arrays(self) -> dict[str, Any]:
         """All of it but what the last round came to."""
-        numbers = np.array([self.round, self.generation, self.sent, self.calm])
-        return {
-            "statistics": self.statistics,
-            "memory": self.memory,
-            "counted": self.counted,
-            "numbers": numbers,
-        }
+        numbers = np.array([self.round, self.generation, self.calm])
+        return {"statistics": self.statistics, "counted": self.counted, "numbers": numbers}
 
     @classmethod
     def of(cls, arrays: Mapping[str, Any]) -> Self:
         """The inverse of `arrays`."""
-        vectors = (arrays[name] for name in ("statistics", "memory", "counted"))
-        return cls(*vectors, *arrays["numbers"].tolist())
+        return cls(arrays["statistics"], arrays["counted"], *arrays["numbers"].tolist())
 
 
 def compressed(algorithm: Algorithm) -> CompressedEM:
@@ -178,80 +174,163 @@ def compressed(algorithm: Algorithm) -> CompressedEM:
 def rounds(method: Method, server: Server) -> Unmasked[Server]:
     """FedEM (Algorithm 1), or VR-FedEM (Algorithm 2) where the settings are `VRFedEM`.
 
-    They go on until |H|^2 is small or an exchange is refused. Sent a `Server` in place of replies,
-    they go on from there.
+    They go on until |H|^2 is small or an exchange is refused.
     """
     n = method.workers
     while not server.converged:  # line 2
         k = server.round
         active = method.participation.draw(method.seed, k, n) if k else np.arange(n)  # line 3
-        ask = Innovations.asked(method, server, active)
         try:
-            replies = yield ask  # lines 4 to 11
+            server = yield Innovations.asked(method, server, active)  # lines 4 to 17
         except Finish:
             return server
-        server = after(ask, replies) if isinstance(replies, Answers) else replies
     yield Innovations.asked(method, server, NOBODY)  # who drives sees where the rounds have ended
     return server
 
 
-def after(ask: Innovations, replies: Answers) -> Server:
-    """The server's side of a round: lines 13 to 17.
+@final
+@dataclass(frozen=True)
+class Step:
+    """What a round says beside whom it counts, as it travels.
+
+    Parameters
+    ----------
+    code : bytes
+        The compressed step, or S where the broadcast is not compressed; empty: S stays.
+    hits : int
+        How often it was halved.
+    squared, gain : float
+        |H|^2 and what an EM step is worth; NaN where no round tells them.
+    calm : int
+        Rounds in a row with a small |H|^2.
+    anew : bool
+        Whether all memories begin again at zero.
+    """
+
+    code: bytes = b""
+    hits: int = 0
+    squared: float = np.nan
+    gain: float = np.nan
+    calm: int = 0
+    anew: bool = False
+
+    FORM = "<ddBB?"
+
+    @property
+    def factor(self) -> float:
+        """What the step was shortened by."""
+        return 0.5**self.hits if self.code else 0.0
+
+    def encode(self) -> bytes:
+        """The numbers, then the code."""
+        about = (self.squared, self.gain, self.hits, self.calm, self.anew)
+        return struct.pack(self.FORM, *about) + self.code
+
+    @classmethod
+    def decode(cls, data: bytes) -> Self:
+        """The inverse of `encode`."""
+        size = struct.calcsize(cls.FORM)
+        if len(data) < size:
+            raise WireError(f"{len(data)} bytes cannot tell a round.")
+        squared, gain, hits, calm, anew = struct.unpack(cls.FORM, data[:size])
+        return cls(data[size:], hits, squared, gain, calm, anew)
+
+
+def step_of(
+    ask: Innovations, replies: Answers, memory: FloatArray | None
+) -> tuple[Step, FloatArray]:
+    """The server's side of a round, lines 13 to 17: what it says, and V.
 
     A worker that was drawn and whose reply is missing counts as not drawn. Where one has lost its
-    memory, all begin at zero again.
+    memory, or the server V, all begin at zero again.
     """
     method, server = ask.method, ask.server
     settings, k = method.settings, server.round
+    if memory is None:
+        return Step(anew=True), np.zeros_like(server.statistics)
     weights, p = replies.totals / method.rows, np.ones(len(replies.workers))
     if k:
         p = method.participation.probabilities(replies.workers, method.workers)
-    field = server.memory + (weights / p) @ replies.values  # line 14: H
-    moved, sent, last = server.statistics, 0, LastSum(0, np.inf, generation=server.generation)
+    values = replies.values if len(replies.workers) else np.zeros((0, len(memory)))
+    field = memory + (weights / p) @ values  # line 14: H
+    step = Step()
     if k:
         assert settings.step_size is not None
         gamma = step_at(settings.step_size, k)
-        moved, sent, factor, hits = _moved(ask, gamma * field)  # line 15: S
-        gain = None
+        squared, gain = float(field @ field), np.nan
         if settings.in_metric:
             white = ask.metric.whiten(field)
             gain = float(white @ white) / 2
-        squared = float(field @ field)
-        last = replace(last, hits=hits, squared=squared, step_size=factor * gamma, gain=gain)
-    calm = 0
-    if last.squared is not None and last.squared <= method.small and not last.hits:
-        calm = (server.calm + 1) * bool(len(replies.workers))
-    memory = server.memory + (weights * replies.rates) @ replies.values  # line 16: V
-    counted = server.counted.copy()
-    counted[replies.workers] = k
-    generation = server.generation
+        code, hits = _moved(ask, gamma * field)  # line 15: S
+        small = squared <= method.small and not hits
+        calm = min(server.calm + 1, SMALL_ROUNDS) * (small and len(replies.workers) > 0)
+        step = Step(code, hits, squared, gain, calm)
+    memory = memory + (weights * replies.rates) @ values  # line 16: V
     if len(replies.lost):
-        generation, memory, counted = generation + 1, 0 * memory, 0 * counted + NOT_COUNTED
-    return Server(moved, memory, counted, k + 1, generation, sent, calm, last)
+        step, memory = replace(step, anew=True), 0 * memory
+    return step, memory
 
 
-def _moved(ask: Innovations, step: FloatArray) -> tuple[FloatArray, int, float, int]:
-    """S after a step inside the domain of T, which is compressed where it is broadcast.
+def _moved(ask: Innovations, step: FloatArray) -> tuple[bytes, int]:
+    """The message of a step inside the domain of T, and how often it was halved.
 
-    The bytes of the broadcast, the factor that the step was shortened by, and how often.
+    It has S, or the compressed step; nothing, where no part of it stays inside.
     """
     model, settings, here = ask.method.model, ask.method.settings, ask.server.statistics
     if settings.broadcast is None:
         moved, factor, hits = shorten(model, here, step)
-        return moved, numbers_size(moved), factor, hits
-    draws = settings.broadcast.draws(len(step))
-    u = uniforms(ask.method.seed, ask.server.round, Purpose.BROADCAST, SERVER, draws)
-    values, sizes = _sent(settings.broadcast, ask.metric.whiten(step[None]), u)
-    moved, factor, hits = shorten(model, here, ask.metric.unwhiten(values)[0])
-    return moved, int(sizes[0]) + 1 if factor else 0, factor, hits
+        return encode_numbers(moved) if factor else b"", hits
+    operator, q = settings.broadcast, len(step)
+    u = ask.broadcast_uniforms
+    message = operator.compress(ask.metric.whiten(step[None]), u).take(0)
+    code = encode_payload(message, operator.form(q), _dither(operator, u, q))
+    _, factor, hits = shorten(model, here, ask.broadcast_step(code))
+    return code if factor else b"", hits
 
 
-def _sent(operator: Compressor, vectors: FloatArray, u: FloatArray) -> tuple[FloatArray, IntArray]:
-    """Q of each vector, as it is decoded, and the bytes of the messages."""
-    q = vectors.shape[-1]
-    message = operator.compress(vectors, u)
-    sizes = payload_sizes(message, operator.form(q), operator.dither(u, q))
-    return operator.decompress(message, u, q), sizes
+def _dither(operator: Compressor, u: FloatArray, q: int) -> FloatArray | None:
+    dither = operator.dither(u, q)
+    return None if dither is None else dither[0]
+
+
+def _read(operator: Compressor, code: bytes, u: FloatArray, q: int) -> FloatArray:
+    """The vector of a message."""
+    message = decode_payload(code, operator.form(q), _dither(operator, u, q))
+    stacked = Compressed(message.reals[None], message.symbols[None])
+    return np.asarray(operator.decompress(stacked, u, q)[0])
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class _Sent:
+    """Q of some vectors: the messages, and what says how they are read."""
+
+    operator: Compressor
+    message: Compressed
+    u: FloatArray
+    q: int
+
+    @classmethod
+    def of(cls, operator: Compressor, vectors: FloatArray, u: FloatArray) -> Self:
+        """Compress."""
+        return cls(operator, operator.compress(vectors, u), u, vectors.shape[-1])
+
+    @property
+    def values(self) -> FloatArray:
+        """The vectors as they are decoded."""
+        return self.operator.decompress(self.message, self.u, self.q)
+
+    @property
+    def sizes(self) -> IntArray:
+        """The bytes of the messages."""
+        form, dither = self.operator.form(self.q), self.operator.dither(self.u, self.q)
+        return payload_sizes(self.message, form, dither)
+
+    def encode(self, j: int) -> bytes:
+        """One message."""
+        dither = self.operator.dither(self.u, self.q)
+        own = None if dither is None else dither[j]
+        return encode_payload(self.message.take(j), self.operator.form(self.q), own)
 
 
 @final
@@ -289,14 +368,48 @@ class Innovations(Gather):
         return self.method.model.metric(self.params) if in_metric else IDENTITY
 
     @property
-    def bytes_down(self) -> int:
-        """The statistics in full, or the quantised step that led to them."""
-        return self.server.sent
+    def broadcast_uniforms(self) -> FloatArray:
+        """Of the message to everyone."""
+        assert self.method.settings.broadcast is not None
+        draws = self.method.settings.broadcast.draws(len(self.server.statistics))
+        return uniforms(self.method.seed, self.server.round, Purpose.BROADCAST, SERVER, draws)
 
-    @property
-    def bytes_anew(self) -> int:
-        """The statistics in full, for a worker that missed steps."""
-        return numbers_size(self.server.statistics)
+    def broadcast_step(self, code: bytes) -> FloatArray:
+        """The step in the message to everyone, before it is shortened."""
+        assert self.method.settings.broadcast is not None
+        u, q = self.broadcast_uniforms, len(self.server.statistics)
+        values = _read(self.method.settings.broadcast, code, u, q)
+        return np.asarray(self.metric.unwhiten(values[None])[0])
+
+    def concluded(
+        self, answers: Answers, memory: FloatArray | None
+    ) -> tuple[Server, bytes, FloatArray]:
+        """The server after the round."""
+        step, kept = step_of(self, answers, memory)
+        code = step.encode()
+        return self.told(code, answers.workers), code, kept
+
+    def told(self, data: bytes, workers: IntArray) -> Server:
+        """The same, as everyone knows it."""
+        step, server = Step.decode(data), self.server
+        moved = server.statistics
+        if step.code and self.method.settings.broadcast is None:
+            moved = decode_floats(step.code, len(moved))
+        elif step.code:
+            there = moved + step.factor * self.broadcast_step(step.code)
+            moved = self.method.model.protect(moved, there)
+        counted = server.counted.copy()
+        counted[workers] = server.round
+        generation = server.generation + step.anew
+        last = LastSum(step.hits, np.inf, generation=server.generation)
+        if server.round and np.isfinite(step.squared):
+            assert self.method.settings.step_size is not None
+            size = step.factor * step_at(self.method.settings.step_size, server.round)
+            gain = step.gain if np.isfinite(step.gain) else None
+            last = replace(last, squared=step.squared, gain=gain, step_size=size)
+        if step.anew:
+            counted = 0 * counted + NOT_COUNTED
+        return Server(moved, counted, server.round + 1, generation, step.calm, last)
 
     def fields(self) -> dict[str, Any]:
         """V_i and what is pending; of Algorithm 2, the pair (S_i, theta_ref) and its outer loop."""
@@ -309,24 +422,62 @@ class Innovations(Gather):
 
     def answer(self, rows: RowsOfWorkers, workers: IntArray, states: States) -> Answers:
         """One round of some workers; what was sent before is sent again."""
+        return self._answered(rows, workers, states)[0]
+
+    def encoded(
+        self, rows: RowsOfWorkers, workers: IntArray, states: States
+    ) -> tuple[Answers, list[bytes]]:
+        """The same of workers that have not answered yet, with their messages."""
+        found, sent = self._answered(rows, workers, states)
+        if sent is None:
+            return found, [b""] * len(found.workers)
+        return found, [sent.encode(j) for j in range(len(found.workers))]
+
+    def decoded(self, worker: int, data: bytes) -> tuple[FloatArray, float]:
+        """Q(Delta_i)."""
+        operator, rate, metric = self._operator
+        q = len(self.server.statistics)
+        u = self._uniforms(operator, np.array([worker]))
+        return np.asarray(metric.unwhiten(_read(operator, data, u, q)[None])[0]), rate
+
+    @property
+    def _operator(self) -> tuple[Compressor, float, Metric]:
+        """How workers compress, the rate of their memories, and in which metric."""
+        settings = self.method.settings
+        if not self.server.round:
+            return Identity(), 1.0, IDENTITY  # memories begin exactly
+        assert settings.memory_rate is not None
+        return settings.compressor, settings.memory_rate, self.metric
+
+    def _uniforms(self, operator: Compressor, workers: IntArray) -> FloatArray:
+        draws = operator.draws(len(self.server.statistics))
+        seed, k = self.method.seed, self.server.round
+        return uniforms(seed, k, Purpose.COMPRESSION, workers, draws)
+
+    def _answered(
+        self, rows: RowsOfWorkers, workers: IntArray, states: States
+    ) -> tuple[Answers, _Sent | None]:
+        """What workers reply, and the messages of those that had not answered yet."""
         server = self.server
         lost = settle(states, server.counted[workers], server.generation)
         fresh = np.setdiff1d(np.flatnonzero(states["pending_at"] != server.round), lost)
-        passes = np.zeros(len(workers), dtype=np.int64)
+        passes, sent = np.zeros(len(workers), dtype=np.int64), None
         if len(fresh) == len(workers) > 0:
-            passes = self._sent(rows, workers, states)
+            passes, sent = self._sent(rows, workers, states)
         elif len(fresh):
             mine = {name: column[fresh] for name, column in states.items()}
-            passes[fresh] = self._sent(rows, workers[fresh], mine)
+            passes[fresh], sent = self._sent(rows, workers[fresh], mine)
             for name, column in mine.items():
                 states[name][fresh] = column
         told = (workers, states["sent"], states["rate"], states["size"])
         found = Answers(*told, workers[:0], rows.totals[workers], passes)
-        return replace(found.of(np.delete(workers, lost)), lost=workers[lost])
+        return replace(found.of(np.delete(workers, lost)), lost=workers[lost]), sent
 
-    def _sent(self, rows: RowsOfWorkers, workers: IntArray, states: States) -> IntArray:
-        """Estimate, subtract S and V_i, compress, keep pending; return the rows evaluated."""
-        server, settings = self.server, self.method.settings
+    def _sent(
+        self, rows: RowsOfWorkers, workers: IntArray, states: States
+    ) -> tuple[IntArray, _Sent]:
+        """Estimate, subtract S and V_i, compress, keep pending; the rows and the messages."""
+        server = self.server
         estimates, passes = self._estimates(rows, workers, states)  # line 5: S_i
         innovations = estimates - server.statistics - states["memory"]  # line 6: Delta_i
         if not np.isfinite(innovations).all():
@@ -334,19 +485,14 @@ class Innovations(Gather):
             raise NumericalError(
                 f"worker {bad}, round {server.round}: the E-step gave a number that is not finite."
             )
-        operator: Compressor = Identity()  # memories begin exactly
-        rate, metric = 1.0, IDENTITY
-        if server.round:
-            assert settings.memory_rate is not None
-            operator, rate, metric = settings.compressor, settings.memory_rate, self.metric
-        draws = operator.draws(innovations.shape[1])
-        u = uniforms(self.method.seed, server.round, Purpose.COMPRESSION, workers, draws)
-        values, sizes = _sent(operator, metric.whiten(innovations), u)
-        states["sent"] = metric.unwhiten(values)  # line 7: Q(Delta_i)
+        operator, rate, metric = self._operator
+        u = self._uniforms(operator, workers)
+        sent = _Sent.of(operator, metric.whiten(innovations), u)
+        states["sent"] = metric.unwhiten(sent.values)  # line 7: Q(Delta_i)
         states["pending"] = rate * states["sent"]  # line 8: V_i, once it is counted
         states["pending_at"] = np.full(len(workers), server.round)
-        states["rate"], states["size"] = np.full(len(workers), rate), sizes
-        return passes
+        states["rate"], states["size"] = np.full(len(workers), rate), sent.sizes
+        return passes, sent
 
     def _estimates(
         self, rows: RowsOfWorkers, workers: IntArray, states: States

@@ -16,6 +16,8 @@ from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from emfed.core.wire.payload import decode_floats, encode_floats
+
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 T = TypeVar("T")
@@ -147,6 +149,8 @@ class Sum:
         Workers that are part of the fit and not of this sum.
     bytes : int
         What the exchange took, up and down, over all workers.
+    up : int or None
+        The part of it that went up; None: half.
     """
 
     value: FloatArray
@@ -154,6 +158,7 @@ class Sum:
     noise: float = 0.0
     missing: int = 0
     bytes: int = 0
+    up: int | None = None
 
 
 Fit = Generator[Ask, Sum, T]
@@ -268,8 +273,8 @@ class Gather(ABC):
     """What workers are asked one by one, without masks: replies that do not add up.
 
     Operators of the paper that depend on a worker's own norm, mini-batches, partial participation
-    and scores of single workers are of this kind. A driver sends the fit `Answers`; in their place
-    it may send the state that a checkpoint has (`Resumable`).
+    and scores of single workers are of this kind. One member, the adder, reads the replies. All go
+    on from what it makes of them (`concluded`), which is what the fit is sent.
     """
 
     purpose: str
@@ -289,20 +294,34 @@ class Gather(ABC):
     def answer(self, rows: RowsOfWorkers, workers: IntArray, states: States) -> Answers:
         """What some of these workers reply; their states are changed in place."""
 
-    @property
-    @abstractmethod
-    def bytes_down(self) -> int:
-        """The length of the message to a worker that knows what was asked before."""
+    def encoded(
+        self, rows: RowsOfWorkers, workers: IntArray, states: States
+    ) -> tuple[Answers, list[bytes]]:
+        """The same, with the message of each; ``sizes`` are the lengths of these."""
+        found = self.answer(rows, workers, states)
+        return found, [encode_floats(values) for values in found.values]
 
-    @property
-    @abstractmethod
-    def bytes_anew(self) -> int:
-        """The length of a message to one that does not."""
+    def decoded(self, worker: int, data: bytes) -> tuple[FloatArray, float]:
+        """The values of a message, and the rate at which the worker's memory moves."""
+        return decode_floats(data), 1.0
+
+    def concluded(
+        self, answers: Answers, memory: FloatArray | None
+    ) -> tuple[Any, bytes, FloatArray]:
+        """What the fit is sent, the message that tells it, and what the adder keeps.
+
+        ``memory`` is what it kept of the gather before, zeros in the first one; None: that is lost.
+        """
+        return answers.values, encode_floats(answers.values), np.zeros(0)
+
+    def told(self, data: bytes, workers: IntArray) -> Any:
+        """What the fit is sent, from the message and from who replied; others may be lost."""
+        return np.reshape(decode_floats(data), (len(workers), -1 if len(workers) else 0))
 
 
 @runtime_checkable
 class Resumable(Protocol):
-    """A gather whose fit goes on from a state alone: `state` is sent in place of answers."""
+    """A gather whose fit is sent states of one type: a checkpoint has the last of them."""
 
     memory: Hashable
 
@@ -406,13 +425,45 @@ class AskedWorkers(Protocol):
         """What these workers reply; their states are changed in place."""
 
 
-Gathering = Generator[Gather, Answers, T]
+class SiteWorkers(AskedWorkers, Protocol):
+    """Workers whose messages are made, and not only measured."""
+
+    def encoded(
+        self, ask: Gather, workers: IntArray, states: States
+    ) -> tuple[Answers, list[bytes]]:
+        """What these workers reply, with the message of each."""
+
+
+@dataclass(frozen=True, eq=False)
+class Heard:
+    """What an exchange of gathers came to.
+
+    Parameters
+    ----------
+    told : object
+        What the fit is sent: of several gathers a list.
+    workers : array of int
+        Who replied.
+    passes : int
+        How often all of them evaluated a row.
+    bytes, up : int
+        What the exchange took, and the part of it that went up.
+    """
+
+    told: Any
+    workers: IntArray
+    passes: int
+    bytes: int
+    up: int
+
+
+Gathering = Generator[Gather, Any, T]
 """A fit that hears workers one by one."""
 
 
 @dataclass(frozen=True)
 class Gathers:
-    """Several gathers in one exchange, each of its own workers: a fit is sent a list of answers."""
+    """Several gathers in one exchange, each of its own workers: a fit is sent a list."""
 
     gathers: Sequence[Gather]
 
@@ -443,8 +494,7 @@ class Gathers:
 
 
 Unmasked = Generator[Any, Any, T]
-"""A part of a `Fit` that yields gathers, too, and is sent `Answers` to them. Masked fits have none.
-"""
+"""A part of a `Fit` that yields gathers, too. Masked fits have none."""
 
 
 class Finish(Exception):

@@ -79,3 +79,9 @@ class HeldWorkers:
     def answers(self, ask: Gather, workers: IntArray, states: States) -> Answers:
         """What these workers reply; their states are changed in place."""
         return ask.answer(self._each, workers, states)
+
+    def encoded(
+        self, ask: Gather, workers: IntArray, states: States
+    ) -> tuple[Answers, list[bytes]]:
+        """The same, with the message of each."""
+        return ask.encoded(self._each, workers, states)

@@ -111,16 +111,23 @@ class Run(Iterator[RoundRecord]):
 
     @property
     def server(self) -> Server:
-        """What the server of FedEM or VR-FedEM keeps between rounds."""
+        """What the server of FedEM or VR-FedEM says between rounds."""
         return self._innovations.server
+
+    @property
+    def memory(self) -> FloatArray:
+        """V, which the server of FedEM or VR-FedEM keeps to itself."""
+        ask, course = self._innovations, self._course
+        known = course.gathers.adder.memories
+        return known.get(str(ask.memory), np.zeros_like(ask.server.statistics))
 
     @property
     def memories(self) -> FloatArray:
         """V_i of every worker of FedEM or VR-FedEM, with what the server counts already."""
         ask = self._innovations
-        kept = self._course.gathers.states.get(ask.memory)
+        kept = self._course.gathers.states.get(str(ask.memory))
         if kept is None:  # nobody was asked yet
-            return np.zeros((len(self.weights), len(ask.server.memory)))
+            return np.zeros((len(self.weights), len(ask.server.statistics)))
         return believed(kept, ask.server.counted, ask.server.generation)
 
     @property
@@ -222,7 +229,7 @@ def open_run(
     >>> run = open_run(model, data, emfed.FedEM(emfed.Dithering(4)), tol=0)
     >>> [run.step().round for _ in range(3)]
     [1, 2, 3]
-    >>> bool(abs(run.weights @ run.memories - run.server.memory).max() < 1e-12)
+    >>> bool(abs(run.weights @ run.memories - run.memory).max() < 1e-12)
     True
     """
     given = FitSettings.read(model, algorithm, **settings)

@@ -12,11 +12,11 @@ from emfed.algorithms.paper import Innovations
 from emfed.core.ledger import Ledger
 from emfed.core.records import Records, RoundRecord
 from emfed.core.sums import (
-    Answers,
     Ask,
     FloatArray,
     Gather,
     Gathers,
+    Heard,
     LastSum,
     Precision,
     Sum,
@@ -72,9 +72,9 @@ class Chronicle:
         self._evaluations += self.count * sum(_passes(one) for one in joined(ask))
         self._pending = (ask, found, seconds)
 
-    def note_heard(self, ask: Gather | Gathers, found: Sequence[Answers], seconds: float) -> None:
+    def note_heard(self, ask: Gather | Gathers, found: Heard, seconds: float) -> None:
         """The same of an exchange in which workers were heard one by one."""
-        self._evaluations += int(sum(one.passes.sum() for one in found))
+        self._evaluations += found.passes
         self._pending = (ask, found, seconds)
 
     def refuses(self, ask: Any) -> str | None:
@@ -143,12 +143,10 @@ class Chronicle:
         self._evaluations = self._told["evaluations"]
         self.seconds = sum(record.seconds for record in records)
 
-    def _heard(
-        self, ask: Gather | Gathers, found: Sequence[Answers], last: LastSum | None
-    ) -> RoundRecord:
+    def _heard(self, ask: Gather | Gathers, found: Heard, last: LastSum | None) -> RoundRecord:
         assert last is not None  # a gather says what the one before came to
         squared, objective = self._looked(ask)
-        answered = len(np.unique(np.concatenate([one.workers for one in found])))
+        answered = len(found.workers)
         self._silent = 0 if answered else self._silent + 1
         return replace(
             self._before,
@@ -169,6 +167,7 @@ class Chronicle:
         left = None if last is None or not np.isfinite(last.left) else last.left
         return replace(
             self._before,
+            answered=self._before.answered - found.missing,
             squared_H=sum(one.squared for one in seen),
             step_size=1.0,
             guard_hits=0 if last is None else last.hits,

@@ -14,9 +14,9 @@ from typing import Any, final
 
 import numpy as np
 
-from emfed.aggregation.coded import ENVELOPE_DOWN, ENVELOPE_UP, CodedSums, Presence
-from emfed.aggregation.gathered import GatheredAnswers
+from emfed.aggregation.coded import DIGEST_BYTES
 from emfed.aggregation.simulated import SimulatedSums
+from emfed.aggregation.unmasked import Presence, UnmaskedWorkers
 from emfed.artifacts.model_card import Facts
 from emfed.artifacts.result import Result
 from emfed.core.ledger import Ledger
@@ -195,12 +195,14 @@ class Course(Chronicle):
         n, count = len(workers.totals), int(workers.counts.sum())
         super().__init__(settings, Ledger(n, workers.names), watch.callbacks, count=count)
         self.workers, self.watch = workers, watch
-        self.sums: SimulatedSums | CodedSums = (
-            CodedSums(workers, settings.seed, present, self.ledger)
-            if are_many(n, bool(settings.masks))
+        self.gathers = UnmaskedWorkers(
+            workers, settings.seed, present, self.ledger, settings.patience
+        )
+        self.sums: SimulatedSums | UnmaskedWorkers = (
+            self.gathers
+            if n > 1 and (settings.masks is False or are_many(n, bool(settings.masks)))
             else SimulatedSums(workers, n, settings.seed, self.ledger)
         )
-        self.gathers = GatheredAnswers(workers, present, self.ledger)
         self.known_sums = KnownSums(self._about())
         self._known = 0
         """Sums that came from a file."""
@@ -255,10 +257,9 @@ class Course(Chronicle):
             return states if isinstance(ask, Gathers) else states[0]
         self._anew = self._anew or ask.purpose == "round"
         began = time.perf_counter()
-        found = self.gathers(ask)
-        seconds = time.perf_counter() - began
-        self.note_heard(ask, found if isinstance(ask, Gathers) else [found], seconds)
-        return found
+        found = self.gathers.heard(ask)
+        self.note_heard(ask, found, time.perf_counter() - began)
+        return found.told
 
     def _keep(self) -> None:
         """What rounds in which workers are heard have come to, for the checkpoint."""
@@ -309,8 +310,8 @@ class Course(Chronicle):
     def mean(self, ask: Statistics) -> FloatArray:
         """The exact mean over all rows, of which the ledger says that it was looked at."""
         workers = np.arange(len(self.workers.totals))
-        self.ledger.add("monitor", "down", workers, numbers_size(ask.statistics), ENVELOPE_DOWN)
-        self.ledger.add("monitor", "up", workers, numbers_size(ask.statistics), ENVELOPE_UP)
+        self.ledger.add("monitor", "down", workers, numbers_size(ask.statistics), DIGEST_BYTES)
+        self.ledger.add("monitor", "up", workers, numbers_size(ask.statistics), DIGEST_BYTES)
         return self.workers.sum(ask) / float(self.workers.totals.sum())
 
     def _exactly(self, ask: Ask, found: Sum) -> float | None:

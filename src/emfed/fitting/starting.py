@@ -7,6 +7,7 @@ every member tries as many starts as it likes, at no message (`emfed.fitting.sta
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from emfed.core.wording import Setting, Wording
 from emfed.fitting.ascent import Cohort, Objective
 from emfed.fitting.asks import Exact, Statistics
 from emfed.fitting.selection import FLOORS
-from emfed.fitting.starts.merging import MOST_MERGED, merged, told_start
+from emfed.fitting.starts.merging import MOST_MERGED, merged_starts, told_start
 from emfed.fitting.starts.sketch import NARROWEST, NARROWEST_OF_CLUSTERS, Sketch, drawn
 from emfed.models.clusters import BUCKETS_PER_COMPONENT, Buckets, Clusters
 from emfed.models.components import SMALLEST_COMPONENT
@@ -112,12 +113,23 @@ def _merged(
 
     All workers together tell enough for chance to have no room: the sketch has the moment of all.
     """
-    mass, means = yield from merged(problem.model, problem.cohort.workers, seed)
-    begun = _tried(_drawn(problem.model, mass, means, True, seed), models, count, seed)
-    told = []
-    for model, own in zip(models, begun, strict=True):
-        told.append((yield from told_start(model, own, problem.cohort.workers)))
-    return told
+    begin = partial(_begun, problem.model, models, count, seed)
+    told = yield from merged_starts(problem.model, problem.cohort.workers, seed, begin)
+    return [told[place : place + count] for place in range(0, len(told), count)]
+
+
+def _begun(
+    widest: Any,
+    models: Sequence[Any],
+    count: int,
+    seed: int,
+    mass: FloatArray,
+    means: FloatArray,
+) -> list[FloatArray]:
+    """The best starts of all models, one model's after the other's."""
+    found = _tried(_drawn(widest, mass, means, True, seed), models, count, seed)
+    pairs = zip(models, found, strict=True)
+    return [told_start(model, one) for model, own in pairs for one in own]
 
 
 def start_at(problem: Objective, params: Any, expected: bool) -> Fit[FloatArray]:

@@ -32,7 +32,7 @@ from emfed.core.sums import (
     States,
     Unmasked,
 )
-from emfed.core.wire import numbers_size
+from emfed.core.wire import decode_floats, encode_floats, floats_size
 from emfed.core.wording import ByFace, Setting, Wording
 from emfed.data.tables import Workers
 from emfed.fitting.ascent import FIRST_MOVE, Ascent, GivesUp, Objective, Point, Way, look
@@ -67,19 +67,29 @@ class Sizes(Gather):
     workers: IntArray
     purpose: str = "start"
     memory: Hashable = None
-    bytes_down: int = 0
-    bytes_anew: int = 0
 
     def fields(self) -> dict[str, Any]:
         """Nothing is kept."""
         return {}
 
     def answer(self, rows: RowsOfWorkers, workers: IntArray, states: States) -> Answers:
-        """Nothing but how much each worker counts for."""
-        n, totals = len(workers), rows.totals[workers]
-        nothing = np.zeros(n, dtype=np.int64)
-        size = nothing + numbers_size(totals[:1])
-        return Answers(workers, np.zeros((n, 0)), np.ones(n), size, workers[:0], totals, nothing)
+        """Nothing: the adder knows how much each worker counts for."""
+        n = len(workers)
+        nothing, size = np.zeros(n, dtype=np.int64), np.full(n, floats_size(0))
+        values, totals = np.zeros((n, 0)), rows.totals[workers]
+        return Answers(workers, values, np.ones(n), size, workers[:0], totals, nothing)
+
+    def concluded(
+        self, answers: Answers, memory: FloatArray | None
+    ) -> tuple[float, bytes, FloatArray]:
+        """The sum of the squared shares."""
+        shares = answers.totals / answers.totals.sum()
+        data = encode_floats(np.array([shares @ shares]))
+        return self.told(data, answers.workers), data, np.zeros(0)
+
+    def told(self, data: bytes, workers: IntArray) -> float:
+        """The same."""
+        return float(decode_floats(data, 1)[0])
 
 
 def check_suits(settings: FitSettings, workers: AskedWorkers) -> None:
@@ -106,21 +116,22 @@ def _weighted(data: Workers) -> bool:
     return data.row_weights is not None
 
 
-def resolved(settings: FitSettings, model: Any, totals: FloatArray) -> CompressedEM:
-    """The algorithm with everything that was left open filled in, for workers of these weights."""
-    n = len(totals)
+def resolved(settings: FitSettings, model: Any, n: int, squares: float) -> CompressedEM:
+    """The algorithm with everything that was left open filled in.
+
+    ``squares`` is the sum of the squared shares of the ``n`` workers.
+    """
     algorithm, drawn = paper.compressed(settings.method(n)), settings.who()
     probabilities = drawn.probabilities(np.arange(n), n)
-    weights = totals / totals.sum()
-    crowd = Crowd(1 / float(weights @ weights), float(probabilities.min()))
-    return algorithm.resolve(model.layout, crowd)
+    return algorithm.resolve(model.layout, Crowd(1 / squares, float(probabilities.min())))
 
 
 def described(settings: FitSettings, model: Any, totals: FloatArray) -> dict[str, Any]:
     """What was chosen, with what follows from the workers."""
     algorithm = settings.method(len(totals))
     if isinstance(algorithm, CompressedEM):
-        return resolved(settings, model, totals).describe()
+        shares = totals / totals.sum()
+        return resolved(settings, model, len(totals), float(shares @ shares)).describe()
     return algorithm.describe()
 
 
@@ -135,11 +146,11 @@ def rounds_of(settings: FitSettings) -> Way:
     ) -> Unmasked[Ascent]:
         """Rounds until |H|^2 is small, or a limit; and what they were worth."""
         cohort, number = problem.cohort, next(numbers)
-        sizes = yield Sizes(np.arange(cohort.workers))
+        squares = yield Sizes(np.arange(cohort.workers))
         small = settings.stop(settings.method(cohort.workers)).tolerance or 0.0
         method = paper.Method(
             problem.model,
-            resolved(settings, problem.model, sizes.totals),
+            resolved(settings, problem.model, cohort.workers, squares),
             settings.who(),
             cohort.workers,
             cohort.rows,

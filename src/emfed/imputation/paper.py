@@ -22,7 +22,7 @@ from typing import final, get_args
 import numpy as np
 from scipy.sparse import csr_array
 
-from emfed.aggregation.coded import ENVELOPE_DOWN, ENVELOPE_UP
+from emfed.aggregation.coded import DIGEST_BYTES
 from emfed.compressors import block_quantization
 from emfed.core.errors import SettingsError, check_choice, check_count, check_range
 from emfed.core.ledger import DIRECTIONS, Ledger
@@ -165,8 +165,8 @@ class PaperRun:
             remembered.add(cells, rate * values / n)
             one = np.array([worker])
             # S and theta on the batch, which both ends draw from the shared seed.
-            self.ledger.add("round", "down", one, floats_size(2 * len(keys)), ENVELOPE_DOWN)
-            self.ledger.add("round", "up", one, size, ENVELOPE_UP)
+            self.ledger.add("round", "down", one, floats_size(2 * len(keys)), DIGEST_BYTES)
+            self.ledger.add("round", "up", one, size, DIGEST_BYTES)
         for grown in (self.memory, self.statistics):
             grown.widen(uploads.keys)
         field = self.memory.values + uploads.at(self.memory.keys)

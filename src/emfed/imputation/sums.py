@@ -8,8 +8,8 @@ from typing import Any, final
 
 import numpy as np
 
-from emfed.aggregation.gathered import GatheredAnswers
 from emfed.aggregation.simulated import SimulatedSums
+from emfed.aggregation.unmasked import UnmaskedWorkers
 from emfed.core.ledger import Ledger
 from emfed.core.protocols import WorkerCells
 from emfed.core.sums import AskedWorkers, drive
@@ -43,9 +43,9 @@ def gathered(workers: AskedWorkers, grid: Grid, masks: bool, seed: int, observer
         sums = SimulatedSums(workers, n, seed, ledger)
         cells = drive(pooled_cells(grid.shape, n, observers), sums)
         return Gathered(table_of_sums(grid, cells), ledger)
-    answers = GatheredAnswers(workers, ledger=ledger)(OwnCells(grid.shape, np.arange(n)))
+    cells = UnmaskedWorkers(workers, ledger=ledger)(OwnCells(grid.shape, np.arange(n)))
     names = list(workers.names or map(str, range(n)))
-    return Gathered(known_table(grid, names, answers.values.tolist()), ledger)
+    return Gathered(known_table(grid, names, cells), ledger)
 
 
 def _checked(shape: Any, data: Workers) -> None:

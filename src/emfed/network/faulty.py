@@ -13,7 +13,7 @@ from typing import Any, final
 
 import numpy as np
 
-from emfed.aggregation.coded import Presence, Present
+from emfed.aggregation.unmasked import Presence, Present
 from emfed.core.errors import (
     ParticipationError,
     ServerCrash,
@@ -119,7 +119,7 @@ class FaultPlan:
         """Whose messages arrive, of so many workers.
 
         Faults strike rounds: all else is repeated until it is whole. What is late has missed its
-        exchange.
+        exchange. What is said twice, and a server that begins again, change nothing.
         """
         everyone = np.arange(workers, dtype=np.int64)
 
@@ -132,13 +132,10 @@ class FaultPlan:
             mute = struck["crash_after_persist"] | struck["lose_reply"] | struck["delay_reply"]
             for worker, (first, last) in self.away.items():
                 deaf[worker] |= first <= exchange and (last is None or exchange < last)
-            crash = uniforms(self.seed, exchange, Purpose.CRASHES, _NETWORK, 1)[0, 0]
             return Present(
                 np.flatnonzero(~deaf),
                 np.flatnonzero(~(deaf | mute)),
                 np.flatnonzero(struck["lose_disk"]),
-                np.flatnonzero(struck["repeat_request"]),
-                bool(crash < self.crash_server),
             )
 
         return present

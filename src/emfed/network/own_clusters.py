@@ -55,18 +55,13 @@ def clusters_of(model: Buckets, data: Workers, numbers: IntArray, smallest: int)
 
 def encode_clusters(model: Buckets, data: Workers, place: int, number: int, smallest: int) -> bytes:
     """One worker's answer."""
-    return _encoded(model, *EachRows(data).some(place, MOST_ROWS), number, smallest)
+    return encoded_clusters(model, *EachRows(data).some(place, MOST_ROWS), number, smallest)
 
 
-def told_clusters(
+def encoded_clusters(
     model: Buckets, rows: Any, weights: FloatArray, number: int, smallest: int
-) -> tuple[FloatArray, int]:
-    """What one worker's answer about these rows says to who reads it, and its bytes."""
-    told = _encoded(model, rows, weights, number, smallest)
-    return decode_clusters(told, model, number), len(told)
-
-
-def _encoded(model: Buckets, rows: Any, weights: FloatArray, number: int, smallest: int) -> bytes:
+) -> bytes:
+    """One worker's answer about these rows."""
     vector = _own(model, rows, weights, number, smallest)
     u = _uniforms(model, number)
     dither = QUANTISER.dither(u, len(vector))[0]

@@ -133,9 +133,6 @@ class Scores(Gather):
     workers: IntArray
     purpose: str = field(default="closing")
 
-    bytes_down = bytes_anew = 0
-    """The parameters are those that the fit came to."""
-
     def fields(self) -> dict[str, Any]:
         """Workers keep nothing."""
         return {}

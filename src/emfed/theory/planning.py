@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple, final
 
 import numpy as np
 
-from emfed.aggregation.coded import ENVELOPE_DOWN, ENVELOPE_UP
+from emfed.aggregation.gathered import ENVELOPE_DOWN, ENVELOPE_UP
 from emfed.algorithms import FedEM
 from emfed.core.errors import SettingsError, check_count, check_range, check_type
 from emfed.core.protocols import Compressor, Crowd
@@ -203,7 +203,7 @@ def plan(
     size = _message_bytes(compressor.resolve(estimate.layout), q)
     traffic = _Traffic(
         participation * (size + ENVELOPE_UP),
-        participation * (floats_size(q) + ENVELOPE_DOWN),
+        floats_size(q) + ENVELOPE_DOWN,
         0 if memory_start == "zero" else floats_size(q) + ENVELOPE_UP,
     )
     error = estimate.memory_error if memory_start == "zero" else 0.0

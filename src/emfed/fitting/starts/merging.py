@@ -6,39 +6,49 @@ sketch from all of them, tries starts on it, and tells everyone where the fit be
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, final
 
 import numpy as np
 
-from emfed.aggregation.codes import symbol_sizes
+from emfed.aggregation.codes import apart, framed
 from emfed.algorithms.steps import rounded_statistics
-from emfed.core.errors import SettingsError
+from emfed.core.errors import SettingsError, WireError
 from emfed.core.sums import Answers, FloatArray, Gather, Gathering, IntArray, RowsOfWorkers, States
+from emfed.core.wire import decode_count, decode_floats, encode_count, encode_numbers
 from emfed.models.clusters import BUCKETS_PER_COMPONENT, Buckets
-from emfed.network.own_clusters import MOST_ROWS, SMALLEST, clusters_width, told_clusters
+from emfed.network.own_clusters import (
+    MOST_ROWS,
+    SMALLEST,
+    clusters_width,
+    decode_clusters,
+    encoded_clusters,
+)
 
 MERGED, MOST_MERGED = 200, 1000
 """Clusters that all workers together tell of their own rows, at least, if a worker need not tell
 more than sixteen for a component; and those of them that the sketch is drawn from."""
-WEIGHT_BYTES = 4
-"""Bytes of the number of a worker's rows, as a 32-bit float."""
 LOSS = 1e-3
 """Nats a row that rounding S_0 may cost: EM goes a long way from there."""
+
+
+Begin = Callable[[FloatArray, FloatArray], list[FloatArray]]
+"""From shares of all rows and means of clusters to statistics that fits begin at."""
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class OwnClusters(Gather):
-    """How many rows each worker has, and shares and means of the clusters that they fall into."""
+    """Shares and means of the clusters that each worker's rows fall into.
+
+    The adder draws a sketch from all of them, tries starts on it, and tells where fits begin.
+    """
 
     model: Buckets
     workers: IntArray
+    begin: Begin
     purpose: str = field(default="start")
-
-    bytes_down = bytes_anew = 2
-    """The number of clusters."""
 
     def fields(self) -> dict[str, Any]:
         """Workers keep nothing."""
@@ -46,60 +56,49 @@ class OwnClusters(Gather):
 
     def answer(self, rows: RowsOfWorkers, workers: IntArray, states: States) -> Answers:
         """What each of these workers tells, as it is decoded."""
-        values = np.zeros((len(workers), 1 + clusters_width(self.model)))
-        sizes = np.zeros(len(workers), dtype=np.int64)
-        for place, worker in enumerate(workers.tolist()):
-            own = rows.some(worker, MOST_ROWS)
-            values[place, 1:], sizes[place] = told_clusters(self.model, *own, worker, SMALLEST)
-        values[:, 0] = rows.totals[workers]
+        return self.encoded(rows, workers, states)[0]
+
+    def encoded(
+        self, rows: RowsOfWorkers, workers: IntArray, states: States
+    ) -> tuple[Answers, list[bytes]]:
+        """The same, with the messages."""
+        told = [
+            encoded_clusters(self.model, *rows.some(worker, MOST_ROWS), worker, SMALLEST)
+            for worker in workers.tolist()
+        ]
+        read = [self.decoded(w, one)[0] for w, one in zip(workers.tolist(), told, strict=True)]
+        values = np.reshape(read, (len(workers), clusters_width(self.model)))
+        sizes = np.array([len(one) for one in told], dtype=np.int64)
         none, nothing = np.zeros(0, dtype=np.int64), np.zeros(len(workers))
-        told = sizes + WEIGHT_BYTES
-        return Answers(workers, values, nothing, told, none, rows.totals[workers], 1 + 0 * sizes)
+        totals = rows.totals[workers]
+        return Answers(workers, values, nothing, sizes, none, totals, 1 + 0 * sizes), told
+
+    def decoded(self, worker: int, data: bytes) -> tuple[FloatArray, float]:
+        """The inverse, but for the noise."""
+        return decode_clusters(data, self.model, worker), 0.0
+
+    def concluded(
+        self, answers: Answers, memory: FloatArray | None
+    ) -> tuple[list[FloatArray], bytes, FloatArray]:
+        """Where fits begin: each on a grid of a power of two, behind each other."""
+        if len(answers.workers) == 0:
+            raise SettingsError("no worker tells clusters of its rows: use start='k-means'.")
+        begun = self.begin(*merged(self.model, answers))
+        codes = [encode_numbers(one) for one in begun]
+        data = encode_count(len(codes)) + framed(codes)
+        return begun, data, np.zeros(0)
+
+    def told(self, data: bytes, workers: IntArray) -> list[FloatArray]:
+        """Where fits begin."""
+        count, at = decode_count(data)
+        if not 0 < count <= len(data):
+            raise WireError(f"{count} places where fits begin.")
+        return [decode_floats(one) for one in apart(data[at:], count)]
 
 
-@final
-@dataclass(frozen=True, eq=False)
-class Told(Gather):
-    """Where a fit begins, told by the adder, who alone knows it; nobody replies."""
-
-    statistics: FloatArray
-    """On a grid of a power of two."""
-    workers: IntArray
-    purpose: str = field(default="start")
-
-    def fields(self) -> dict[str, Any]:
-        """Workers keep nothing."""
-        return {}
-
-    def answer(self, rows: RowsOfWorkers, workers: IntArray, states: States) -> Answers:
-        """No reply."""
-        none = np.zeros(0, dtype=np.int64)
-        return Answers(none, np.zeros((0, 0)), np.zeros(0), none, none, np.zeros(0), none)
-
-    @property
-    def bytes_down(self) -> int:
-        """The grid, and the entropy code of what stands on it."""
-        unit = 1.0
-        while (np.rint(self.statistics / unit) * unit != self.statistics).any():
-            unit /= 2
-        symbols = (self.statistics / unit)[None]
-        return 1 + int(symbol_sizes(symbols, np.zeros_like(symbols))[0])
-
-    @property
-    def bytes_anew(self) -> int:
-        """The same."""
-        return self.bytes_down
-
-
-def merged(model: Any, n: int, seed: int) -> Gathering[tuple[FloatArray, FloatArray]]:
+def merged(grown: Buckets, replies: Answers) -> tuple[FloatArray, FloatArray]:
     """Shares of all rows and means of all workers' own clusters."""
-    most = min(-(-MERGED // n), BUCKETS_PER_COMPONENT * model.n_components)
-    most = max(model.n_components, most)
-    grown = Buckets(model.clusters(most), seed % 2**16, SMALLEST)
-    replies = yield OwnClusters(grown, np.arange(n, dtype=np.int64))
-    if len(replies.workers) == 0:
-        raise SettingsError("no worker tells clusters of its rows: use start='k-means'.")
-    rows, told = replies.values[:, 0], replies.values[:, 1:]
+    most, told, rows = grown.most, replies.values, replies.totals
     shares = np.maximum(told[:, :most], 1e-3)  # noise may lead below zero
     shares *= (rows / rows.sum() / shares.sum(axis=1))[:, None]
     mass, means = np.ravel(shares), told[:, most:].reshape(-1, grown.n_features)
@@ -111,12 +110,14 @@ def merged(model: Any, n: int, seed: int) -> Gathering[tuple[FloatArray, FloatAr
     return np.full(MOST_MERGED, 1 / MOST_MERGED), means[picks]
 
 
-def told_start(
-    model: Any, begun: Sequence[FloatArray], workers: int
-) -> Gathering[list[FloatArray]]:
-    """The statistics that fits of a model begin at, as everyone is told them."""
-    told = []
-    for statistics in begun:
-        told.append(rounded_statistics(model, statistics, LOSS))
-        yield Told(told[-1], np.arange(workers, dtype=np.int64))
-    return told
+def merged_starts(model: Any, n: int, seed: int, begin: Begin) -> Gathering[list[FloatArray]]:
+    """The statistics that fits begin at, by clusters of all workers' own rows."""
+    most = min(-(-MERGED // n), BUCKETS_PER_COMPONENT * model.n_components)
+    most = max(model.n_components, most)
+    grown = Buckets(model.clusters(most), seed % 2**16, SMALLEST)
+    return list((yield OwnClusters(grown, np.arange(n, dtype=np.int64), begin)))
+
+
+def told_start(model: Any, statistics: FloatArray) -> FloatArray:
+    """Statistics that a fit of a model begins at, as everyone is told them."""
+    return np.asarray(rounded_statistics(model, statistics, LOSS))
