@@ -100,9 +100,9 @@ def test_the_least_number_of_rows_is_that_of_a_component_at_a_site() -> None:
     tables["mixed"][:3] -= 18
     result = plain_fit(emfed.gaussian_mixture(2), tables, scores=True, start="k-means", rounds=60)
     assert result.facts is not None
-    assert result.facts.shares is not None
-    np.testing.assert_allclose(result.facts.shares.sum(axis=1), 1)
-    behind = result.facts.shares * result.facts.rows[:, None]
+    assert result.facts.by_worker.shares is not None
+    np.testing.assert_allclose(result.facts.by_worker.shares.sum(axis=1), 1)
+    behind = result.facts.by_worker.shares * result.facts.by_worker.rows[:, None]
     assert np.sort(behind.ravel())[1] == pytest.approx(3, abs=1e-3)
     told = fit_page(result).text[0]
     assert "behind a number that left a site is less than 0.1 (component" in told
@@ -133,7 +133,7 @@ def test_a_family_that_is_wrong_everywhere_is_called_so() -> None:
     tables = {name: rng.negative_binomial(1, 0.05, (300, 2)) for name in "abc"}
     result = plain_fit(emfed.mixed_mixture(1, "poisson"), tables, scores=True, rounds=3)
     assert result.facts is not None
-    assert len(result.facts.badly_served()) == 3
+    assert len(result.facts.by_worker.badly_served) == 3
     assert any("its family is wrong" in line for line in fit_page(result).warnings)
 
 
@@ -217,12 +217,15 @@ def test_sites_that_left_before_they_said_how_they_are_served_are_in_the_page(
     tables = {name: REGISTRY["full"].tables[i] for i, name in enumerate(("a", "b", "c"))}
     result = emfed.fit(REGISTRY["full"].make(), tables, rounds=3, scores=True)
     assert result.facts is not None
-    assert result.facts.scores is not None
-    scores = result.facts.scores.copy()
+    known = result.facts.by_worker
+    assert known is not None
+    assert known.scores is not None
+    scores = known.scores.copy()
     scores[:silent] = np.nan
     if not judged:
         scores[:, 2:4] = np.nan
-    left = dataclasses.replace(result, facts=dataclasses.replace(result.facts, scores=scores))
+    told = dataclasses.replace(known, scores=scores)
+    left = dataclasses.replace(result, facts=dataclasses.replace(result.facts, by_worker=told))
     page = render_page(fit_page(left, "left"))
     assert page.count("did not say") == silent
 

@@ -66,8 +66,10 @@ def test_each_worker_tells_how_well_the_model_fits_it(name: str) -> None:
     entry = REGISTRY[name]
     result, rows = fitted(name)
     assert result.facts is not None
-    assert result.facts.scores is not None
-    for table, (mean, spread) in zip(entry.tables, result.facts.scores[:, :2], strict=True):
+    assert result.facts.by_worker.scores is not None
+    for table, (mean, spread) in zip(
+        entry.tables, result.facts.by_worker.scores[:, :2], strict=True
+    ):
         scores = result.score_samples(table)
         # Parameters travel on a grid that costs all rows together 1e-12 nats, one worker more.
         assert mean == pytest.approx(scores.mean(), abs=3e-6)
@@ -129,9 +131,13 @@ def test_what_to_expect_is_right() -> None:
     parts = [rows[labels == k] for k in (0, 1)]
     drawn = plain_fit(model, parts, rounds=0, start=result.params, scores=True)
     assert drawn.facts is not None
-    assert drawn.facts.scores is not None
-    np.testing.assert_allclose(drawn.facts.scores[:, 0], drawn.facts.scores[:, 2], atol=0.06)
-    np.testing.assert_allclose(drawn.facts.scores[:, 1], drawn.facts.scores[:, 3], atol=0.1)
+    assert drawn.facts.by_worker.scores is not None
+    np.testing.assert_allclose(
+        drawn.facts.by_worker.scores[:, 0], drawn.facts.by_worker.scores[:, 2], atol=0.06
+    )
+    np.testing.assert_allclose(
+        drawn.facts.by_worker.scores[:, 1], drawn.facts.by_worker.scores[:, 3], atol=0.1
+    )
 
 
 def test_the_card_says_what_a_reader_must_know(tmp_path: Path) -> None:

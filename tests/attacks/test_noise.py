@@ -16,7 +16,7 @@ import pytest
 
 import emfed
 from emfed.aggregation.privacy import NoisyWorkers, WithoutNoise
-from emfed.artifacts.model_card import Facts
+from emfed.artifacts.facts import Facts
 from emfed.artifacts.modelfiles import SEAL
 from emfed.core.noise import NoiseKey
 from emfed.core.privacy import Bits, Privacy, discrete_gaussian

@@ -272,7 +272,7 @@ def test_standard_errors_are_those_of_all_rows_together() -> None:
 
 def test_scores_are_those_of_each_worker() -> None:
     fit = fitted(make_model("full"), TABLES, scores=True)
-    scores = fit.result.facts.scores
+    scores = fit.result.facts.by_worker.scores
     for j, rows in enumerate(TABLES):
         assert np.isclose(scores[j, 0], fit.result.log_likelihood(rows))
     total = fit.result.facts.log_likelihood

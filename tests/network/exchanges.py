@@ -18,7 +18,7 @@ from emfed.core.sums import Ask, Finish, Fit, Precision, Rows, Sum
 from emfed.data import as_workers
 from emfed.data.summing import HeldRows
 from emfed.network.exchange.adding import EpochKeys, PlacedAsk
-from emfed.network.exchange.followed import Consent, Ended
+from emfed.network.exchange.followed import EVERYONE, Comings, Consent, Ended
 from emfed.network.exchange.member import Follower
 from emfed.network.exchange.records import MemoryRecords
 from emfed.network.exchange.relay import Relay
@@ -70,7 +70,9 @@ class Toy:
     small: int = -1
     size: int = 4
 
-    def begin(self, sites: tuple[str, ...], state: bytes, place: bytes) -> Fit[FloatArray]:
+    def begin(
+        self, sites: tuple[str, ...], state: bytes, place: bytes, comings: Comings = EVERYONE
+    ) -> Fit[FloatArray]:
         return self._fit(np.frombuffer(state) if state else np.arange(1.0, self.size + 1))
 
     def _fit(self, at: FloatArray) -> Fit[FloatArray]:

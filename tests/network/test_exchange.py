@@ -15,6 +15,7 @@ from emfed.core.errors import FederationError
 from emfed.core.sums import Fit
 from emfed.fitting.following import Conclusion, follow
 from emfed.fitting.settings import FitSettings
+from emfed.network.exchange.followed import EVERYONE, Comings
 from emfed.network.exchange.records import MemoryRecords, RecordFile
 from emfed.network.exchange.statements import Added, Agreement, Entry, StatementKind
 from emfed.network.exchange.virtual import RELAY
@@ -28,7 +29,9 @@ STEP = 2.0**-12
 class Mixture:
     """A whole fit of a mixture: opening, start, rounds, escapes."""
 
-    def begin(self, sites: tuple[str, ...], state: bytes, place: bytes) -> Fit[Conclusion]:
+    def begin(
+        self, sites: tuple[str, ...], state: bytes, place: bytes, comings: Comings = EVERYONE
+    ) -> Fit[Conclusion]:
         settings = FitSettings(emfed.gaussian_mixture(3), seed=3)
         return follow(settings, len(sites), {"mean": (2,), "scatter": (2,)})
 

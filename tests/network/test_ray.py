@@ -125,7 +125,9 @@ def test_an_actor_that_is_killed_in_a_fit_changes_nothing() -> None:
     np.testing.assert_array_equal(there.ledger.counts, here.ledger.counts)
     assert here.facts is not None
     assert there.facts is not None
-    np.testing.assert_allclose(there.facts.scores, here.facts.scores, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(
+        there.facts.by_worker.scores, here.facts.by_worker.scores, rtol=0, atol=1e-12
+    )
 
 
 def test_checkpoints_resume_in_either(

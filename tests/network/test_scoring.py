@@ -40,8 +40,8 @@ def test_scores_are_those_of_one_process(
     assert here.facts is not None
     assert there.facts is not None
     shares = len(there.params.weights) if told == 4 else 0  # of components, beside the four
-    assert np.isfinite(there.facts.scores).sum() == (told + shares) * 2
-    np.testing.assert_allclose(there.facts.scores, here.facts.scores, rtol=1e-9)
+    assert np.isfinite(there.facts.by_worker.scores).sum() == (told + shares) * 2
+    np.testing.assert_allclose(there.facts.by_worker.scores, here.facts.by_worker.scores, rtol=1e-9)
     assert np.array_equal(there.ledger.counts, here.ledger.counts)
 
 
@@ -54,4 +54,4 @@ def test_who_did_not_score_is_named() -> None:
     with pytest.warns(UserWarning, match="b did not say how well the model fits its rows"):
         result = emfed.fit(model, federation, scores=True, rounds=5, tol=None, **settings)
     assert result.facts is not None
-    assert np.isnan(result.facts.scores[:, 0]).tolist() == [False, True, False]
+    assert np.isnan(result.facts.by_worker.scores[:, 0]).tolist() == [False, True, False]

@@ -10,8 +10,10 @@ import numpy as np
 from emfed.artifacts.page import Section, Table
 from emfed.core.ledger import KINDS
 from emfed.core.protocols import plural
+from emfed.network.scoring import SCORES
 
 if TYPE_CHECKING:
+    from emfed.artifacts.facts import ByWorker
     from emfed.artifacts.result import Result
 
 FEW_ROWS = 10
@@ -103,9 +105,9 @@ def disclosure(result: Result) -> Section:
     )
 
 
-def _fewest(result: Result) -> int | None:
-    """Rows of the smallest site, where the file knows."""
-    return None if result.facts is None else int(result.facts.rows.min())
+def _known(result: Result) -> ByWorker | None:
+    """What single sites told."""
+    return None if result.facts is None else result.facts.by_worker
 
 
 def masked(result: Result) -> bool:
@@ -147,26 +149,25 @@ def _lying(result: Result) -> str:
 
 def least_rows(result: Result) -> str:
     """The least number of rows behind a number that left a site: where averages hide least."""
-    facts, rows = result.facts, _fewest(result)
+    facts, known = result.facts, _known(result)
     parts, words = n_parts(result), result.model.words()
-    if facts is None or rows is None:
+    if facts is None:
         return "Messages are averages over a site's rows."
-    if masked(result):
-        here = facts.rows[facts.rows > 0]
+    if known is None:
         return (
-            f"A server that follows the protocol knows sums over {len(here)} sites and their "
-            f"{plural(int(here.sum()), words.row)} together; how many each has it was not told."
+            f"Who reads the sums knows those over {facts.workers} sites and their "
+            f"{plural(facts.rows, words.row)} together; how many each has was not told."
         )
-    shares, names = facts.shares, result.workers()["worker"]
+    rows, shares, names = int(known.rows.min()), known.shares, result.workers()["worker"]
     if shares is None and parts > 1:
         return (
             f"The smallest site has {plural(rows, words.row)}; numbers about one {words.part} "
             "rest on fewer of them, and the fit did not ask on how many." + _telling(rows)
         )
-    site, whose = int(np.argmin(facts.rows)), ""
+    site, whose = int(np.argmin(known.rows)), ""
     least = float(rows)
     if shares is not None and parts > 1:
-        behind = np.where(np.isfinite(shares), shares * facts.rows[:, None], np.inf)
+        behind = np.where(np.isfinite(shares), shares * known.rows[:, None], np.inf)
         site, part = (int(i) for i in np.unravel_index(np.argmin(behind), behind.shape))
         least, whose = float(behind[site, part]), f"{words.part} {part} at "
     told = f"{least:,.1f}" if least < FEW_ROWS and whose else f"{least:,.0f}"
@@ -227,8 +228,9 @@ def _ways(result: Result) -> list[str]:
 
 
 def _did_not(result: Result) -> list[str]:
-    fewest = None if masked(result) else _fewest(result)
-    whose = " with more rows than two" if fewest is not None and fewest <= TELLING_ROWS else ""
+    known = _known(result)
+    tiny = known is not None and int(known.rows.min()) <= TELLING_ROWS
+    whose = " with more rows than two" if tiny else ""
     lines = [
         _of_model(
             f"What no message holds of a site{whose}: single rows or cells, row names, which row "
@@ -241,10 +243,9 @@ def _did_not(result: Result) -> list[str]:
         + f" Where a {result.model.words().part} accounts for one or two rows, its averages come "
         "close to them." * (not _private(result) and n_parts(result) > 1),
     ]
-    facts = None if masked(result) else result.facts
-    if facts is not None and (few := int((facts.rows < FEW_ROWS).sum())):
+    if known is not None and (few := int((known.rows < FEW_ROWS).sum())):
         table, row = result.workers()["worker"], result.model.words().row
-        names = [table[i] for i in np.flatnonzero(facts.rows < FEW_ROWS)[:8].tolist()]
+        names = [table[i] for i in np.flatnonzero(known.rows < FEW_ROWS)[:8].tolist()]
         lines.append(
             f"Look at this: {few} site{'s have' if few > 1 else ' has'} fewer than {FEW_ROWS} "
             f"{row}s ({', '.join(names)}{', …' if few > len(names) else ''}). An average over so "
@@ -299,7 +300,8 @@ def _closing(result: Result, what: str) -> str:
     facts = result.facts
     if facts is None or facts.expected is None:
         what = what.replace(", as they are and as the model expects them", "")
-    return what.replace(NEEDLESS[0], "") if facts is None or facts.shares is None else what
+    shares = facts is not None and facts.scores is not None and len(facts.scores) > SCORES
+    return what if shares else what.replace(NEEDLESS[0], "")
 
 
 def _statistics(result: Result) -> Table:

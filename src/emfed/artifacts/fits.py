@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from emfed.artifacts.disclosure import disclosure, least_rows, n_parts
+from emfed.artifacts.facts import MASKED, Facts
 from emfed.artifacts.figures import Figure, Panel, Series, drawn
 from emfed.artifacts.model_card import in_words, size
 from emfed.artifacts.page import Highlight, Page, Section, Table, render_page
@@ -111,13 +112,20 @@ def _held_out(result: Result) -> str:
 def served(result: Result) -> str:
     """Whether the common model serves the sites, in a sentence; empty where nobody asked."""
     facts = result.facts
-    if facts is None or facts.expected is None:
+    if facts is None or facts.well_served is None:
         return ""
-    bad, sites = facts.badly_served().tolist(), len(facts.rows)
-    if not bad:
+    known = facts.by_worker
+    if known is None and facts.well_served:
+        return (
+            "The model fits the rows of all sites together about as well as it claims to; how well "
+            "it fits each site is known there alone."
+        )
+    bad, sites = [] if known is None else known.badly_served.tolist(), facts.workers
+    if known is not None and not bad:
         return "The common model fits every site about as well as it claims to."
-    if len(bad) == sites:
+    if len(bad) == sites or known is None:
         whom = "all sites" if sites > 1 else "the data"
+        whom = "the rows of all sites together" if known is None else whom
         return (
             f"The model fits {whom} clearly worse than it claims to: its family is wrong for these "
             f"columns. Try {'more' if n_parts(result) > 1 else 'several'} components, "
@@ -140,9 +148,21 @@ def _warnings(result: Result) -> list[str]:
     told = [f"{line[:1].upper()}{line[1:]}" for line in told]
     if not result.converged and not any("converge" in line for line in told):
         told.append("The fit did not converge: its numbers may still move.")
-    if facts is not None and len(facts.badly_served()):
+    if not_served(result):
         told.append(served(result))
+    if (company := result.company) is not None and company.doubt:
+        told.insert(0, f"{company.doubt[:1].upper()}{company.doubt[1:]}")
     return told
+
+
+def not_served(result: Result) -> bool:
+    """Whether the model is known to fit some site, or all rows together, clearly too badly."""
+    facts = result.facts
+    if facts is None:
+        return False
+    if facts.by_worker is None:
+        return facts.well_served is not None and not facts.well_served
+    return len(facts.by_worker.badly_served) > 0
 
 
 def _highlights(result: Result) -> list[Highlight]:
@@ -153,11 +173,10 @@ def _highlights(result: Result) -> list[Highlight]:
     rounds = plural(result.rounds, "round")
     found = [Highlight("converged", "yes" if yes else "no", rounds, yes)]
     if facts is not None:
-        few = f"{facts.rows.min():,} to {facts.rows.max():,} each"
-        found.append(Highlight("sites", f"{len(facts.rows):,}", few if len(facts.rows) > 1 else ""))
+        found.append(_sites_box(facts))
         width = width_of(result.model)
         wide = plural(width, "column") if width else ""
-        found.append(Highlight(f"{words.row}s", f"{facts.rows.sum():,}", wide))
+        found.append(Highlight(f"{words.row}s", f"{facts.rows:,}", wide))
     beside = ""
     if raw:
         times = total / raw
@@ -169,6 +188,18 @@ def _highlights(result: Result) -> list[Highlight]:
         found.append(Highlight(words.score, _figures(value), words.per_row))
     count = len(_warnings(result))
     return [*found, Highlight("warnings", str(count) if count else "none", "", count == 0)]
+
+
+def _sites_box(facts: Facts) -> Highlight:
+    """How many sites, of how many, and their rows where single ones told them."""
+    company, known, beside = facts.company, facts.by_worker, ""
+    if company is not None and (company.gone or company.stayed < len(company.began)):
+        beside = f"{company.stayed} of {len(company.began)} that began"
+    elif facts.workers > 1:
+        beside = "rows of each: " + MASKED if facts.settings.get("masks") else ""
+        if known is not None:
+            beside = f"{known.rows.min():,} to {known.rows.max():,} each"
+    return Highlight("sites", f"{facts.workers:,}", beside, not (company and company.doubt))
 
 
 def _figures(value: float) -> str:
@@ -302,13 +333,10 @@ def _likelihood(
     known = np.flatnonzero(np.isfinite(objective) & (round_ > 0))
     x, y = round_[known] - 1, -objective[known]
     before = sent[np.maximum(known - 1, 0)]
-    facts = result.facts
-    weights = result.worker_weights
-    if len(x) and facts is not None and facts.scores is not None and weights is not None:
-        last = float(weights @ facts.scores[:, 0]) - _penalty(result)
-        if np.isfinite(last):
-            x, y = np.append(x, round_[-1]), np.append(y, last)
-            before = np.append(before, sent[-1])
+    last = None if result.facts is None else result.facts.log_likelihood
+    if len(x) and last is not None:
+        x, y = np.append(x, round_[-1]), np.append(y, last - _penalty(result))
+        before = np.append(before, sent[-1])
     return x, y, before
 
 
@@ -321,10 +349,13 @@ def _sites(result: Result) -> Section:
     if facts is None or facts.scores is None:
         missing = "The fit did not end by asking the sites how well the model fits them."
         return Section(heading, [missing + " fit(..., scores=True) and `emfed fit` do."])
-    expected = facts.expected
+    known = facts.by_worker
+    if known is None or known.scores is None:
+        return _together(result, heading)
+    expected = known.expected
     if expected is None:
         return _unjudged(heading, table, words, n_parts(result) > 1)
-    scores, hoped = facts.scores[:, 0], expected[:, 0]
+    scores, hoped = known.scores[:, 0], expected[:, 0]
     away = scores - hoped
     order = np.argsort(away, kind="stable")
     order, silent = order[np.isfinite(away[order])], np.flatnonzero(~np.isfinite(away))
@@ -359,10 +390,29 @@ def _sites(result: Result) -> Section:
     columns = ("site", "rows", "log-likelihood per row", "expected", "difference", "verdict")
     drawn = order[_thin(len(order))]
     names = [table["worker"][i] for i in drawn.tolist()]
-    flagged = np.isin(drawn, facts.badly_served())
+    flagged = np.isin(drawn, known.badly_served)
     figure = _served(names, scores[drawn], hoped[drawn], flagged)
     section = Section(heading, text, [figure] if len(order) > 1 else [])
     return _folded(section, "Sites, those that fall shortest first", columns, rows)
+
+
+def _together(result: Result, heading: str) -> Section:
+    """Of sites that told sums alone: what these say, and where the rest is known."""
+    facts, words = result.facts, result.model.words()
+    assert facts is not None
+    told = (
+        "Sites told sums over all of them, so how well the model fits a single site is "
+        f"{MASKED}. Each site can look at its own rows: `emfed report MODEL ROWS.csv` there makes "
+        "a page of them, which nothing leaves."
+    )
+    figures = {
+        f"{words.score} per {words.row}": facts.log_likelihood,
+        "expected by the model": facts.expected,
+        f"spread over {words.row}s": facts.row_spread,
+    }
+    rows = [(name, f"{words.factor * v:.3f}") for name, v in figures.items() if v is not None]
+    tables = [Table("All sites together", ("figure", "value"), rows)] if rows else []
+    return Section(heading, [told, served(result)], tables=tables)
 
 
 def _validation(result: Result) -> list[Section]:
@@ -371,10 +421,10 @@ def _validation(result: Result) -> list[Section]:
     if found is None:
         return []
     text = (
-        "Mean log-likelihoods of rows that the models in question were not fitted to. Without: the "
-        "common model fitted without the site. Common, adapted, alone: each row is scored by a fit "
-        "to the site's other rows. A gain counts if it is three standard errors from none and at "
-        "least 0.02 nats a row. " + _held_out(result)
+        "Mean log-likelihoods of rows that the models in question were not fitted to: each row is "
+        "scored by fits to other rows. Common: the model of all sites; adapted: the same fitted "
+        "further to the site's rows; alone: fitted to them alone. A gain counts if it is three "
+        "standard errors from none and at least 0.02 nats a row. " + _held_out(result)
     )
     table = found.table
     numbers = [["" if v is None else f"{v:.4f}" for v in table[n]] for n in list(table)[2:-1]]
@@ -446,7 +496,7 @@ def _by_site(told: Sequence[Series], names: Sequence[str], x: str, **options: An
 def _shares(result: Result) -> list[Section]:
     """How much of each site's rows each component accounts for."""
     facts = result.facts
-    shares = None if facts is None else facts.shares
+    shares = None if facts is None or facts.by_worker is None else facts.by_worker.shares
     if shares is None or shares.shape[1] < 2 or len(shares) < 2:
         return []
     names, words = result.workers()["worker"], result.model.words()
@@ -498,7 +548,7 @@ def _traffic(result: Result) -> Section:
     text = [
         f"On average a site sent {size(result.bytes_up / workers)} and received "
         f"{size(result.bytes_down / workers)}, all messages and their envelopes included."
-        + ("" if raw is None else f" Its rows themselves are {size(raw / workers)}."),
+        + ("" if raw is None else f" The rows themselves are {size(raw)} in all."),
     ]
     if raw is not None and result.bytes_up + result.bytes_down > raw:
         text.append(
@@ -537,12 +587,15 @@ def _participation(result: Result) -> Section:
         return Section(heading, ["No round was made."])
     asked, answered = (sum(getattr(r, n) for r in made) for n in ("asked", "answered"))
     workers = result.ledger.counts.shape[-1]
+    whose = [] if result.company is None else [result.company.words]
+    whose = [f"{words[:1].upper()}{words[1:]}" for words in whose]
     if asked == answered == workers * len(made):
         many = f"all {workers:,} sites" if workers > 1 else "the site"
-        return Section(heading, [f"In each of {len(made):,} rounds {many} answered."])
+        return Section(heading, [*whose, f"In each of {len(made):,} rounds {many} answered."])
     text = [
+        *whose,
         f"In {len(made):,} rounds {asked:,} requests were sent, to {asked / len(made):.1f} of "
-        f"{workers:,} sites a round, and {answered:,} answered ({answered / max(1, asked):.1%})."
+        f"{workers:,} sites a round, and {answered:,} answered ({answered / max(1, asked):.1%}).",
     ]
     some = [made[i] for i in _thin(len(made)).tolist()]
     rounds = np.array([float(r.round) for r in some])

@@ -2,40 +2,18 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from emfed.artifacts.facts import Facts
 from emfed.core.ledger import KINDS, Ledger
-from emfed.core.protocols import FloatArray, IntArray, ModelWords
-from emfed.core.version import __version__
+from emfed.core.protocols import IntArray, ModelWords
 from emfed.models.component_summaries import width_of
-from emfed.network.scoring import falls_short
 
 if TYPE_CHECKING:
     from emfed.artifacts.result import Result
-
-
-def software() -> dict[str, str]:
-    """Versions of what computed the fit."""
-    import scipy
-
-    return {
-        "emfed": __version__,
-        "python": platform.python_version(),
-        "numpy": np.__version__,
-        "scipy": scipy.__version__,
-        "system": f"{platform.system()} {platform.machine()}",
-    }
-
-
-def now() -> str:
-    """The time in UTC, ISO 8601."""
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def size(count: float) -> str:
@@ -45,69 +23,6 @@ def size(count: float) -> str:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1000
     return f"{count:.1f} TB"
-
-
-@dataclass(frozen=True, eq=False)
-class Facts:
-    """The circumstances of a fit, beside what it reached."""
-
-    rows: IntArray
-    """Rows of each worker, as the opening exchange told them."""
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    """Algorithm, participation and limits, as plain JSON types."""
-    simulated: bool = True
-    """Whether all workers were in one process: bytes were then measured, not sent."""
-    scores: FloatArray | None = None
-    """If the fit ended by asking, of each worker: mean and spread of its rows' log-likelihood, what
-    the model expects of both, given how many rows of each component the worker has, and the share
-    of each component."""
-    validation: FloatArray | None = None
-    """If the fit ended by it, what each worker told of rows held out: see `Validation`."""
-    created: str = field(default_factory=now)
-    software: Mapping[str, str] = field(default_factory=software)
-
-    @property
-    def log_likelihood(self) -> float | None:
-        """The mean over all rows, where every worker told its own."""
-        if self.scores is None or not np.isfinite(self.scores[:, 0]).all():
-            return None
-        return float(self.rows @ self.scores[:, 0] / self.rows.sum())
-
-    @property
-    def row_spread(self) -> float | None:
-        """The standard deviation over all rows of their log-likelihood."""
-        mean = self.log_likelihood
-        if mean is None or self.scores is None or not np.isfinite(self.scores[:, 1]).all():
-            return None
-        squares = self.scores[:, 1] ** 2 + (self.scores[:, 0] - mean) ** 2
-        return float(np.sqrt(self.rows @ squares / self.rows.sum()))
-
-    @property
-    def expected(self) -> FloatArray | None:
-        """Mean and spread of the log-likelihood to expect of each worker, ``(workers, 2)``.
-
-        None where the fit did not ask, or the model draws no samples and so claims nothing.
-        """
-        if self.scores is None or not np.isfinite(self.scores[:, 2:4]).any():
-            return None
-        return self.scores[:, 2:4]
-
-    @property
-    def shares(self) -> FloatArray | None:
-        """The share of each component in each worker's rows, ``(workers, K)``, where it is known.
-
-        Rows of NaN are of workers that did not tell.
-        """
-        if self.scores is None or self.scores.shape[1] <= 4:
-            return None
-        found = self.scores[:, 4:]
-        return found if np.isfinite(found).any() else None
-
-    def badly_served(self) -> IntArray:
-        """Workers whose rows the common model explains clearly worse than it claims to."""
-        if self.expected is None or self.scores is None:
-            return np.empty(0, dtype=np.int64)
-        return np.flatnonzero(falls_short(self.scores, self.rows))
 
 
 def make_card(result: Result) -> dict[str, Any]:
@@ -121,15 +36,12 @@ def make_card(result: Result) -> dict[str, Any]:
     data: dict[str, Any] = {"columns": width, "column_names": columns and list(columns)}
     if facts is not None:
         data |= {
-            "workers": len(facts.rows),
-            "rows": int(facts.rows.sum()),
+            "workers": facts.workers,
+            "rows": facts.rows,
             "raw_bytes": result.raw_bytes,
-            "rows_of_a_worker": {
-                "least": int(facts.rows.min()),
-                "median": float(np.median(facts.rows)),
-                "most": int(facts.rows.max()),
-            },
         }
+        if facts.by_worker is not None:
+            data["rows_of_a_worker"] = _some(facts.by_worker.rows)
     return {
         "created": None if facts is None else facts.created,
         "software": {} if facts is None else dict(facts.software),
@@ -138,6 +50,8 @@ def make_card(result: Result) -> dict[str, Any]:
         "settings": {} if facts is None else dict(facts.settings),
         "seed": result.seed,
         "protections": protections(result),
+        "company": None if (company := result.company) is None else company.described(),
+        "doubts": result.doubts,
         "simulated": None if facts is None else facts.simulated,
         "bytes": result.ledger.summary(),
         "participation": {
@@ -155,25 +69,30 @@ def make_card(result: Result) -> dict[str, Any]:
     }
 
 
+def _some(rows: IntArray) -> dict[str, float]:
+    return {"least": int(rows.min()), "median": float(np.median(rows)), "most": int(rows.max())}
+
+
 def worker_table(ledger: Ledger, facts: Facts | None, words: ModelWords) -> dict[str, list[Any]]:
-    """One row per worker: name, rows, messages and bytes each way, and fit where it is known."""
+    """One row per worker: name, messages and bytes each way; rows and fit where they are known."""
     n = ledger.counts.shape[-1]
     names = [str(i) for i in range(n)] if ledger.names is None else list(ledger.names)
     counted = ledger.counts[: KINDS.index("monitor")]  # what totals count, too
     messages, payload, envelope = (counted[:, :, part].sum(axis=0) for part in range(3))
     table: dict[str, list[Any]] = {"worker": names}
-    if facts is not None:
-        table["rows"] = facts.rows.tolist()
+    known = None if facts is None else facts.by_worker
+    if known is not None:
+        table["rows"] = known.rows.tolist()
     for d, direction in enumerate(("up", "down")):
         table[f"messages_{direction}"] = messages[d].tolist()
         table[f"bytes_{direction}"] = (payload[d] + envelope[d]).tolist()
         table[f"payload_{direction}"] = payload[d].tolist()
-    if facts is not None and facts.scores is not None:
-        scores = words.factor * facts.scores[:, 0]
+    if known is not None and known.scores is not None:
+        scores = words.factor * known.scores[:, 0]
         table[words.key] = [None if np.isnan(v) else v for v in scores.tolist()]
-        if (expected := facts.expected) is not None:
+        if (expected := known.expected) is not None:
             table["expected"] = [None if np.isnan(v) else v for v in expected[:, 0].tolist()]
-            bad = set(facts.badly_served().tolist())
+            bad = set(known.badly_served.tolist())
             table["badly_served"] = [i in bad for i in range(n)]
     return table
 

@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from emfed.artifacts.model_card import Facts
+from emfed.artifacts.company import Company
+from emfed.artifacts.facts import ByWorker, Facts
 from emfed.artifacts.promises import as_read
+from emfed.artifacts.validation import NUMBERS
 from emfed.core.errors import EmfedError, EmfedWarning, ModelFileError
 from emfed.core.ledger import DIRECTIONS, PARTS, Ledger
 from emfed.core.protocols import Model, Parameters
@@ -25,6 +27,7 @@ from emfed.core.records import Records
 from emfed.core.registry import STORED
 from emfed.core.storage import Seal, decode, encode, load_sealed, save_sealed
 from emfed.core.wording import Wording
+from emfed.network.scoring import SCORES, over_all
 
 if TYPE_CHECKING:
     from emfed.artifacts.result import Result
@@ -67,9 +70,15 @@ def write_model(path: str | Path, contents: Result, names: bool = True) -> None:
     told: dict[str, NDArray[Any] | None] = {"uncertainty": contents.uncertainty}
     told["workers/weights"] = contents.worker_weights
     if (facts := contents.facts) is not None:
-        told |= {"workers/rows": facts.rows, "workers/scores": facts.scores}
-        told["workers/validation"] = facts.validation
+        told |= {"scores": facts.scores, "held_out": facts.held_out}
+        if (own := facts.by_worker) is not None:
+            told |= {"workers/rows": own.rows, "workers/scores": own.scores}
+            told["workers/held_out"] = own.held_out
+        company = facts.company if names or facts.company is None else facts.company.unnamed()
         description["facts"] = {
+            "workers": facts.workers,
+            "rows": facts.rows,
+            "company": None if company is None else company.described(),
             "settings": dict(facts.settings),
             "simulated": facts.simulated,
             "created": facts.created,
@@ -182,23 +191,34 @@ def _names(arrays: dict[str, NDArray[Any]], count: int) -> list[str] | None:
 
 
 def _facts(arrays: dict[str, NDArray[Any]], told: Any, count: int) -> Facts | None:
-    scores = arrays.get("workers/scores", np.empty((count, 4)))
-    wide = scores.shape[1:2] if scores.ndim == 2 and scores.shape[1] >= 4 else (4,)
+    width = max(SCORES, *(np.shape(arrays[n])[-1] for n in arrays if n.endswith("scores")), 0)
     shapes: dict[str, tuple[int, ...]] = {"workers/rows": (count,), "workers/weights": (count,)}
-    shapes |= {"workers/validation": (count, 6), "workers/scores": (count, *wide)}
+    shapes |= {"workers/held_out": (count, NUMBERS), "workers/scores": (count, width)}
+    shapes |= {"held_out": (2,), "scores": (width,)}
     for name, shape in shapes.items():
         if name in arrays and arrays[name].shape != shape:
             raise ModelFileError(f"{name} has the shape {arrays[name].shape}, not {shape}.")
     if told is None:
         return None
+    by_worker, scores, company = None, arrays.get("scores"), told.get("company")
+    rows, workers = told.get("rows"), told.get("workers", count)
+    if "workers/rows" in arrays:
+        own = arrays["workers/rows"].astype(np.int64), arrays.get("workers/scores")
+        by_worker = ByWorker(*own, arrays.get("workers/held_out"))
+        if rows is None:  # release 0.1: where sums were masked it divided them by the workers
+            rows, scores = own[0].sum(), None if own[1] is None else over_all(own[1], own[0])
+            by_worker = None if told["settings"].get("masks") else by_worker
     software = {str(k): str(v) for k, v in told["software"].items()}
     settings = as_read(told["settings"], bool(told["simulated"]), software.get("emfed", "0.1"))
     return Facts(
-        rows=arrays["workers/rows"].astype(np.int64),
+        workers=int(workers),
+        rows=int(rows),
         settings=settings,
         simulated=bool(told["simulated"]),
-        scores=arrays.get("workers/scores"),
-        validation=arrays.get("workers/validation"),
+        by_worker=by_worker,
+        scores=scores,
+        held_out=arrays.get("held_out"),
+        company=Company.read(company),
         created=str(told["created"]),
         software=software,
     )

@@ -10,7 +10,9 @@ from typing import Any, final
 import numpy as np
 
 from emfed.artifacts import errors, fits
-from emfed.artifacts.model_card import Facts, make_card, size, worker_table
+from emfed.artifacts.company import Company
+from emfed.artifacts.facts import Facts
+from emfed.artifacts.model_card import make_card, size, worker_table
 from emfed.artifacts.modelfiles import read_model, write_model
 from emfed.artifacts.promises import broken
 from emfed.artifacts.validation import Validation
@@ -88,11 +90,12 @@ class Result:
     columns : tuple of str, optional
         The names of the data's columns, where it had any.
     worker_weights : array of shape (workers,), optional
-        The weight w_i of each worker; they sum to one.
+        The weight w_i of each worker, which sum to one; None where workers told sums alone.
     samples : float
         The rows of all workers together, each counted with its weight.
     facts : Facts, optional
-        Rows of each worker, settings, versions, date; and the fit of each worker, if asked for.
+        What is known of workers and rows, settings, versions, date; and how well the model fits
+        them, if asked for.
     pooled_summary : mapping from str to array, optional
         What the opening exchange told of all rows together: what `adapt` starts from.
     confirmed : bool
@@ -161,7 +164,7 @@ class Result:
         if facts is None or width is None:
             return None
         each = self.model.length if isinstance(self.model, HoldsSequences) else 1.0
-        return round(8 * width * each * int(facts.rows.sum()))
+        return round(8 * width * each * facts.rows)
 
     @property
     def rounds(self) -> int:
@@ -209,10 +212,19 @@ class Result:
     @property
     def validation(self) -> Validation | None:
         """What rows that were held out say of the model, by worker; None: the fit did not ask."""
-        facts = self.facts
-        if facts is None or facts.validation is None:
-            return None
-        return Validation.of(self.workers()["worker"], facts.rows, facts.validation)
+        return None if self.facts is None else Validation.of(self.facts, self.workers()["worker"])
+
+    @property
+    def company(self) -> Company | None:
+        """Who took part to the end, of those who began; None: all were in one process."""
+        return None if self.facts is None else self.facts.company
+
+    @property
+    def doubts(self) -> list[str]:
+        """Why this is not what a fit that ended well would be; empty if it is."""
+        short = [] if self.converged else [f"the fit did not converge: {self.ending}."]
+        company = self.company
+        return [*short, *([company.doubt] if company is not None and company.doubt else [])]
 
     def save(self, path: str | Path, *, names: bool = True) -> None:
         """Write a model file, which `emfed.load` reads.
@@ -282,7 +294,7 @@ class Result:
         if facts is not None:
             told = {"adapted": {"rows": len(rows), "worth": worth}}
             settings = broken({**facts.settings, **told}, "it was adapted to rows without noise")
-            facts = replace(facts, settings=settings, scores=None, validation=None)
+            facts = replace(facts, settings=settings, scores=None, held_out=None, by_worker=None)
         params = model.to_user(model.maximize(statistics))
         adapted = replace(self, model=model, statistics=statistics, params=params, facts=facts)
         return replace(adapted, uncertainty=None)

@@ -1,47 +1,44 @@
-"""Whether the common model serves each worker: what rows that were held out say."""
+"""What rows that were held out say of a model: of all rows together, and worker by worker."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 
 from emfed.core.protocols import FloatArray, IntArray
 
+if TYPE_CHECKING:
+    from emfed.artifacts.facts import Facts
+
 CLEARLY = 3.0
 """Standard errors by which a gain must differ from none."""
 WORTHWHILE = 0.02
 """Nats a row below which nobody would keep a model of their own: 2% in the likelihood of a row."""
+NUMBERS = 5
+"""What a worker tells: the mean log-likelihood of its rows under the common model, the adapted one
+and its own, where fits have not seen the rows; and standard errors of what the last two gain."""
+ALL = "all together"
 
 
 @final
 @dataclass(frozen=True, eq=False)
-class Validation:
-    """Mean log-likelihoods of rows that models were not fitted to, by worker; prints as a table.
+class WorkerGains:
+    """Mean log-likelihoods of rows that models were not fitted to, by worker.
 
-    ``without`` is the common model fitted without the worker (where workers are many, without a
-    tenth of them; NaN with masks, under which nobody is left out); ``common`` is that of all,
-    ``adapted`` the common model fitted further to the worker's rows (`Result.adapt`), ``alone``
-    fitted to them alone; of these three each row's score is that of a fit to the worker's other
-    rows. NaN: the worker did not answer.
+    ``common`` is the model of all, ``adapted`` the common model fitted further to the worker's rows
+    (`Result.adapt`), ``alone`` fitted to them alone. NaN: the worker did not answer.
     """
 
     workers: Sequence[str]
     rows: IntArray
-    without: FloatArray
     common: FloatArray
     adapted: FloatArray
     alone: FloatArray
     errors: FloatArray
     """Standard errors of ``adapted - common`` and ``alone - common``, ``(workers, 2)``."""
-
-    @classmethod
-    def of(cls, workers: Sequence[str], rows: IntArray, told: FloatArray) -> Validation:
-        """Read what workers told."""
-        without, common, adapted, alone = told[:, :4].T
-        return cls(workers, rows, without, common, adapted, alone, told[:, 4:])
 
     @property
     def gains(self) -> FloatArray:
@@ -58,40 +55,81 @@ class Validation:
     def verdicts(self) -> list[str]:
         """Say it in words, for each worker."""
         words = []
-        for gain, clear, strange in zip(
-            self.gains, self.clear, self.common - self.without, strict=True
-        ):
+        for gain, clear in zip(self.gains, self.clear, strict=True):
             if np.isnan(gain).any():
                 words.append("did not answer")
             elif clear.any():
                 best = int(np.argmax(np.where(clear, gain, -np.inf)))
                 words.append(f"gains {gain[best]:.2g} {('adapted', 'alone')[best]}")
-            elif strange > 10 * WORTHWHILE:
-                words.append("served, but only as it takes part")
             else:
                 words.append("served")
         return words
 
+
+@final
+@dataclass(frozen=True, eq=False)
+class Validation:
+    """How well the model fits rows that it has not seen; prints as a table.
+
+    Parameters
+    ----------
+    rows : int
+        The rows of all workers.
+    held_out : float
+        Their mean log-likelihood, each under a fit to other rows.
+    fitted : float
+        The same under the common model, which was fitted to all of them.
+    by_worker : WorkerGains, optional
+        Whether the model serves each worker; None where workers told sums alone.
+    """
+
+    rows: int
+    held_out: float
+    fitted: float
+    by_worker: WorkerGains | None = None
+
+    @classmethod
+    def of(cls, facts: Facts, names: Sequence[str]) -> Validation | None:
+        """Read what workers told; None: they were not asked."""
+        if facts.held_out is None:
+            return None
+        own, known = None, facts.by_worker
+        if known is not None and known.held_out is not None:
+            common, adapted, alone = known.held_out[:, :3].T
+            own = WorkerGains(names, known.rows, common, adapted, alone, known.held_out[:, 3:])
+        held_out, fitted = facts.held_out.tolist()
+        return cls(facts.rows, held_out, fitted, own)
+
     @property
     def table(self) -> dict[str, list[Any]]:
-        """One row per worker; None for what is not known."""
-        columns = {n: getattr(self, n) for n in ("without", "common", "adapted", "alone")}
-        told = {n: [None if np.isnan(v) else v for v in c.tolist()] for n, c in columns.items()}
-        verdicts = self.verdicts
-        return (
-            {"worker": list(self.workers), "rows": self.rows.tolist()}
-            | told
-            | {"verdict": verdicts}
-        )
+        """One row per worker where workers are known, and one for all; None: not known."""
+        found: dict[str, list[Any]] = {"worker": [ALL], "rows": [self.rows]}
+        found |= {"common": [self.held_out], "adapted": [None], "alone": [None]}
+        found["verdict"] = [f"{self.fitted - self.held_out:.4f} above on rows that it has seen"]
+        own = self.by_worker
+        if own is None:
+            return found
+        told = {"worker": list(own.workers), "rows": own.rows.tolist()}
+        for name in ("common", "adapted", "alone"):
+            told[name] = [None if np.isnan(v) else v for v in getattr(own, name).tolist()]
+        told["verdict"] = own.verdicts
+        return {name: [*told[name], *found[name]] for name in found}
 
     def remark(self, who: str = "worker") -> str:
         """One sentence on all workers, by the word that the reader knows them by."""
-        better = [w for w, c in zip(self.workers, self.clear.any(axis=1), strict=True) if c]
+        own = self.by_worker
+        if own is None:
+            return (
+                f"held-out rows: {self.held_out:.4f} nats a row under fits that have not seen "
+                f"them, {self.fitted:.4f} under the one that has; sums do not say whether the "
+                f"model serves each {who}."
+            )
+        better = [w for w, c in zip(own.workers, own.clear.any(axis=1), strict=True) if c]
         if not better:
             return f"held-out rows: the common model serves every {who}."
         named = ", ".join(better[:8]) + (", ..." if len(better) > 8 else "")
         return (
-            f"held-out rows: {len(better)} of {len(self.workers)} {who}s would gain from a model "
+            f"held-out rows: {len(better)} of {len(own.workers)} {who}s would gain from a model "
             f"of their own ({named}): emfed adapt, or Result.adapt in Python, makes one."
         )
 

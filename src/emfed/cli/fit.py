@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from emfed.artifacts.fits import served
+from emfed.artifacts.fits import not_served, served
 from emfed.artifacts.model_card import size
 from emfed.artifacts.result import Result, ending
 from emfed.cli.commands import SHAPES
@@ -240,8 +240,8 @@ def summarise(
     """What is printed, as plain JSON types."""
     facts = result.facts
     assert facts is not None
-    names, workers = result.workers()["worker"], len(facts.rows)
-    bad = [names[i] for i in facts.badly_served().tolist()]
+    names, workers, known = result.workers()["worker"], facts.workers, facts.by_worker
+    bad = [] if known is None else [names[i] for i in known.badly_served.tolist()]
     describe, words, value = result.model.describe(), result.model.words(), facts.log_likelihood
     return {
         "model": options.out,
@@ -250,7 +250,7 @@ def summarise(
         "components": describe.get("n_components"),
         "seed": result.seed,
         "workers": workers,
-        "rows": int(facts.rows.sum()),
+        "rows": facts.rows,
         "columns": result.card["data"]["columns"],
         "rounds": result.rounds,
         "stopped": result.stopped,
@@ -268,9 +268,9 @@ def summarise(
         "bytes_up_per_worker": result.bytes_up / workers,
         "bytes_down_per_worker": result.bytes_down / workers,
         "guard_hits": result.guard_hits,
-        "badly_served": bad,
+        "badly_served": None if known is None else bad,
         "validation": None if result.validation is None else result.validation.table,
-        "served": served(result) if bad else "",
+        "served": served(result) if not_served(result) else "",
         "tried": tried,
         "remarks": remarks,
     }
@@ -322,7 +322,7 @@ def _print(summary: dict[str, Any], words: ModelWords) -> None:
         parts = plural(row["n_components"], words.part)
         console.print(f"  {parts}: BIC {row['bic']:,.1f}{fallen}")
     if summary["served"]:
-        some = len(summary["badly_served"]) < summary["workers"]
+        some = len(summary["badly_served"] or ()) < summary["workers"]
         console.print(f"note: {summary['served']}{' See emfed adapt.' * some}", markup=False)
     for remark in summary["remarks"]:
         console.print(f"note: {remark}", markup=False)

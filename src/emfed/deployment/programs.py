@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from emfed.artifacts.company import LEAST_SHARE
 from emfed.core.sums import Ask, Sum
 from emfed.fitting.private_program import PrivateProgram
 from emfed.fitting.program import FitProgram, Told, settings_of
@@ -22,10 +23,12 @@ def program_of(
     masked: bool,
     callbacks: tuple[Callback, ...] = (),
     told: Told = _untold,
+    least_share: float = LEAST_SHARE,
 ) -> Program:
     """The program that members follow; raises `SettingsError` for what none could."""
     if asks_for_table(document):
         return TableProgram(SharedTable.read(document or {}), told)
     settings = settings_of(document or {}, masked)
-    made = FitProgram if settings.epsilon is None else PrivateProgram
-    return made(settings, callbacks, told)
+    if settings.epsilon is not None:
+        return PrivateProgram(settings, callbacks, told)
+    return FitProgram(settings, callbacks, told, least_share)

@@ -16,7 +16,7 @@ import numpy as np
 
 from emfed.algorithms import EM, AutoEM, Everyone
 from emfed.artifacts.errors import LEAST, Chart
-from emfed.artifacts.model_card import Facts
+from emfed.artifacts.facts import ByWorker, Facts
 from emfed.artifacts.result import Result
 from emfed.core.errors import (
     EmfedError,
@@ -68,6 +68,7 @@ from emfed.models.bounded import check_private
 from emfed.models.components import SMALLEST_COMPONENT
 from emfed.models.side_by_side import MOST_PARTS, SideBySide, SideBySideParameters
 from emfed.network import InProcessFederation, RayFederation
+from emfed.network.scoring import over_all
 from emfed.network.self_check import of_workers
 
 T = TypeVar("T")
@@ -653,9 +654,9 @@ def _at_the_end(ask: Callable[[], T], session: Session, remarks: list[str]) -> T
 
 def _mean_likelihood(result: Result, session: Session, place: int) -> float:
     """The mean log-likelihood at the end, from the scores of all sites or by one more question."""
-    scores = None if result.facts is None else result.facts.scores
-    if scores is not None and np.isfinite(scores[:, 0]).all():
-        return float(session.weights @ scores[:, 0])
+    known = None if result.facts is None else result.facts.log_likelihood
+    if known is not None:
+        return known
     view = main_view(session, (place,), False)
     return float(session.ask("values", view, result.statistics, "closing")[0, 0])
 
@@ -708,7 +709,10 @@ def with_scores(result: Result, session: Session, part: int, remarks: list[str])
             f"{', '.join(map(session.name_of, silent.tolist()))} did not say how well the model "
             "fits its rows: its scores are NaN. Ask it again with score(...) at that worker."
         )
-    return replace(result, facts=replace(result.facts, scores=told))
+    facts, heard = result.facts, np.isfinite(told[:, 0])
+    whole = over_all(told[heard], session.weights[heard]) if heard.all() else None
+    known = None if facts.by_worker is None else replace(facts.by_worker, scores=told)
+    return replace(result, facts=replace(facts, scores=whole, by_worker=known))
 
 
 def with_errors(result: Result, session: Session, part: int, remarks: list[str]) -> Result:
@@ -767,7 +771,13 @@ def result_of(run: Run, stopped: str, settings: FitSettings | None = None) -> Re
         columns=session.columns,
         worker_weights=run.weights,
         samples=session.total,
-        facts=Facts(session.counts, plain(told), not run.federation.carries_bytes),
+        facts=Facts(
+            len(session.counts),
+            int(session.counts.sum()),
+            plain(told),
+            not run.federation.carries_bytes,
+            None if session.masks else ByWorker(session.counts),
+        ),
         pooled_summary=session.summary,
         confirmed=run.confirmed,
     )

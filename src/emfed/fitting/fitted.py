@@ -34,7 +34,9 @@ class Fitted:
     @property
     def doubts(self) -> list[str]:
         """Why the result must not be taken for that of a fit which ended well; empty if it did."""
-        return [words for words in (self.shortfall, self.thrown_off) if words]
+        company = self.result.company
+        lost = "" if company is None else company.doubt
+        return [words for words in (self.shortfall, self.thrown_off, lost) if words]
 
 
 @final

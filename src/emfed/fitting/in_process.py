@@ -17,7 +17,7 @@ import numpy as np
 from emfed.aggregation.coded import DIGEST_BYTES
 from emfed.aggregation.simulated import SimulatedSums
 from emfed.aggregation.unmasked import Presence, UnmaskedWorkers
-from emfed.artifacts.model_card import Facts
+from emfed.artifacts.facts import ByWorker, Facts
 from emfed.artifacts.result import Result
 from emfed.core.ledger import Ledger
 from emfed.core.protocols import Model
@@ -59,7 +59,7 @@ from emfed.fitting.stochastic import KEPT_START, check_suits, described
 from emfed.fitting.stopping import PATIENCE
 from emfed.models.binding import of_columns
 from emfed.models.naming import columns_named
-from emfed.network.scoring import Scores
+from emfed.network.scoring import Scores, over_all
 
 NOBODY_ANSWERED = f"nobody answered for {PATIENCE} rounds; the run gave up."
 LATER = ("question", "closing")
@@ -134,9 +134,14 @@ class Begun:
             statistics=statistics,
             ledger=course.ledger,
             columns=workers.columns,
-            worker_weights=self.weights,
+            worker_weights=None if settings.masks else self.weights,
             samples=float(workers.totals.sum()),
-            facts=Facts(workers.counts, plain(said)),
+            facts=Facts(
+                len(self.weights),
+                int(workers.counts.sum()),
+                plain(said),
+                by_worker=None if settings.masks else ByWorker(workers.counts),
+            ),
         )
 
 
@@ -412,7 +417,7 @@ def _with_scores(
     everyone = np.arange(len(weights))
     params = result.model.maximize(result.statistics)
     scores = workers.answers(Scores(result.model, params, everyone), everyone, {}).values
-    if settings.masks:
-        scores = np.tile(weights @ scores, (len(scores), 1))
     assert result.facts is not None
-    return replace(result, facts=replace(result.facts, scores=scores))
+    facts, whole = result.facts, over_all(scores, weights)
+    known = None if facts.by_worker is None else replace(facts.by_worker, scores=scores)
+    return replace(result, facts=replace(facts, scores=whole, by_worker=known))

@@ -18,6 +18,7 @@ from emfed.fitting.private_result import PrivateChronicle, private_fitted
 from emfed.fitting.program import Told, followed
 from emfed.fitting.settings import FitSettings
 from emfed.fitting.stopping import Callback
+from emfed.network.exchange.followed import EVERYONE, Comings
 
 UNREACHED = b"nothing"
 """The state of an epoch that ended before a private fit had come to anything."""
@@ -77,7 +78,9 @@ class PrivateProgram:
     def extend(self, rounds: int | None) -> None:
         """Nothing changes."""
 
-    def begin(self, sites: tuple[str, ...], state: bytes, place: bytes) -> Fit[PrivateReached]:
+    def begin(
+        self, sites: tuple[str, ...], state: bytes, place: bytes, comings: Comings = EVERYONE
+    ) -> Fit[PrivateReached]:
         """The fit over these sites; with a state, what it says and no more.
 
         The start follows from the settings' own seed, so that a fit which begins once more, from

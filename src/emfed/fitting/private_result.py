@@ -6,9 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
-from emfed.artifacts.model_card import Facts
+from emfed.artifacts.facts import Facts
 from emfed.artifacts.promises import NOISY, PRIVATE, not_private
 from emfed.artifacts.result import Result
 from emfed.core.ledger import Ledger
@@ -100,8 +98,6 @@ def private_fitted(course: PrivateChronicle) -> Fitted:
 def _result(fit: PrivateFit, course: PrivateChronicle) -> Result:
     model, statistics, summary = fit.bound()
     promise, n = promise_of(fit), fit.plan.draws
-    each, rest = divmod(fit.samples, n)
-    rows = np.full(n, each) + (np.arange(n) < rest)
     told = {
         "algorithm": {
             "algorithm": PRIVATE if promise["private"] else NOISY,
@@ -120,9 +116,8 @@ def _result(fit: PrivateFit, course: PrivateChronicle) -> Result:
         statistics=statistics,
         ledger=course.ledger,
         columns=None if columns is None else tuple(columns),
-        worker_weights=np.full(n, 1 / n),
         samples=fit.samples,
-        facts=Facts(rows, plain(told), fit.plan.simulated),
+        facts=Facts(n, fit.samples, plain(told), fit.plan.simulated),
         pooled_summary=summary,
         confirmed=True,
     )

@@ -11,7 +11,8 @@ from typing import Any, TypeVar, final
 
 import numpy as np
 
-from emfed.artifacts.model_card import Facts
+from emfed.artifacts.company import LEAST_SHARE, Company
+from emfed.artifacts.facts import Facts
 from emfed.artifacts.result import Result, load
 from emfed.core.errors import SettingsError
 from emfed.core.ledger import KINDS, Ledger
@@ -26,6 +27,7 @@ from emfed.fitting.settings import FitSettings
 from emfed.fitting.stopping import Callback
 from emfed.fitting.words import read_words
 from emfed.models.naming import columns_named
+from emfed.network.exchange.followed import EVERYONE, Comings
 
 PLACE = "the settings"
 """What errors call the document."""
@@ -54,6 +56,34 @@ def settings_of(program: Mapping[str, Any], masked: bool) -> FitSettings:
 
 
 @final
+@dataclass(frozen=True)
+class Beginning:
+    """How a fit began, for whoever reads what it came to.
+
+    Parameters
+    ----------
+    sites : tuple of str
+        The set of the first epoch.
+    rows : int or None
+        Their rows together; None: the next epoch began before they were known.
+    gone : mapping from str to str
+        Why sites that settings name are not in the present set.
+    least_share : float
+        The share of it below which a model carries a doubt.
+    """
+
+    sites: tuple[str, ...]
+    rows: int | None
+    gone: Mapping[str, str]
+    least_share: float
+
+    def company(self, here: tuple[str, ...], rows: int) -> Company:
+        """Who took part to the end."""
+        began = rows if self.rows is None and set(here) == set(self.sites) else self.rows
+        return Company(self.sites, here, rows, began, dict(self.gone), self.least_share)
+
+
+@final
 @dataclass(frozen=True, eq=False)
 class Reached:
     """What a fit came to, and what was kept on the way."""
@@ -61,6 +91,7 @@ class Reached:
     conclusion: Conclusion
     chronicle: Chronicle
     sites: tuple[str, ...]
+    beginning: Beginning
 
     def fitted(self) -> Fitted:
         """The result with its remarks."""
@@ -79,8 +110,6 @@ class Reached:
             "limits": {name: v for name, v in vars(course.stop).items() if v is not None},
             "masks": bool(settings.masks),
         }
-        # Sites tell the sum of their rows alone: these are equal shares of it.
-        shares = np.diff(np.linspace(0, outcome.pooled.count, sites + 1).round()).astype(np.int64)
         return Result(
             model=final.model,
             params=final.model.to_user(final.model.maximize(statistics)),
@@ -90,9 +119,14 @@ class Reached:
             statistics=statistics,
             ledger=course.ledger,
             columns=None if settings.columns is None else tuple(settings.columns),
-            worker_weights=shares / shares.sum(),
             samples=outcome.pooled.rows,
-            facts=Facts(shares, plain(said), simulated=False),
+            facts=Facts(
+                sites,
+                outcome.pooled.count,
+                plain(said),
+                simulated=False,
+                company=self.beginning.company(self.sites, outcome.pooled.count),
+            ),
             pooled_summary=outcome.pooled.summary,
         )
 
@@ -109,6 +143,8 @@ class FitProgram:
         Called with the record of each round.
     told : callable
         Called with each ask and its sum.
+    least_share : float
+        The share of the rows that began below which the model carries a doubt.
     """
 
     def __init__(
@@ -116,8 +152,10 @@ class FitProgram:
         settings: FitSettings,
         callbacks: tuple[Callback, ...] = (),
         told: Told = lambda ask, answer: None,
+        least_share: float = LEAST_SHARE,
     ) -> None:
         self._settings, self._callbacks, self._told = settings, callbacks, told
+        self._least_share = least_share
         self._rounds: int | None = None
         self._course: Chronicle | None = None
 
@@ -127,9 +165,19 @@ class FitProgram:
         if self._course is not None and rounds is not None:
             self._course.stop = replace(self._course.stop, rounds=rounds)
 
-    def begin(self, sites: tuple[str, ...], state: bytes, place: bytes) -> Fit[Reached]:
+    def begin(
+        self, sites: tuple[str, ...], state: bytes, place: bytes, comings: Comings = EVERYONE
+    ) -> Fit[Reached]:
         """The fit of an epoch over these sites; under masks nobody chooses its seed alone."""
-        settings = _going_on(self._settings, state) if state else self._settings
+        before = _read(state) if state else None
+        settings = self._settings if before is None else _going_on(self._settings, before)
+        company = None if before is None else before.company
+        beginning = Beginning(
+            comings.first or sites,
+            None if company is None else company.rows_began,
+            comings.gone,
+            self._least_share,
+        )
         if settings.masks:
             word = hashlib.sha256(b"emfed seed\0" + place + str(settings.seed).encode())
             settings = settings.but(seed=int.from_bytes(word.digest()[:4], "little"))
@@ -140,7 +188,7 @@ class FitProgram:
         table = np.ones((1, 2, *[1] * (model.row_axes - 1), len(settings.columns)))
         shapes = {name: value.shape[1:] for name, value in model.summary(table).items()}
         fit = follow(settings, len(sites), shapes)
-        return Reached((yield from followed(course, fit, self._told)), course, sites)
+        return Reached((yield from followed(course, fit, self._told)), course, sites, beginning)
 
     def state(self, reached: Reached | None) -> bytes:
         """The model file of what was reached; empty if nothing was."""
@@ -158,12 +206,16 @@ class FitProgram:
         return hashlib.sha256(place + final.estimate.point.statistics.tobytes()).digest()
 
 
-def _going_on(settings: FitSettings, state: bytes) -> FitSettings:
-    """Settings of an epoch that goes on from the model of the one before."""
+def _read(state: bytes) -> Result:
+    """What an epoch came to."""
     with tempfile.TemporaryDirectory(prefix="emfed-") as folder:
         path = Path(folder) / "state.emfed"
         path.write_bytes(state)
-        before = load(path)
+        return load(path)
+
+
+def _going_on(settings: FitSettings, before: Result) -> FitSettings:
+    """Settings of an epoch that goes on from the model of the one before."""
     about: dict[str, Any] = {"n_init": 1, "start_statistics": "expected", "start": before.params}
     if settings.numbers is not None:
         about["n_components"] = before.model.describe()["n_components"]

@@ -56,8 +56,7 @@ def with_validation(
         told = session.scores(
             View((part,) * 2), SideBySideParameters((common, common)), "validation"
         )
-        told[:, 0] = np.nan
-        return replace(result, facts=replace(result.facts, validation=told))
+        return _kept(result, told, session)
     folds = min(workers, MOST_FOLDS)
     view = View((part,) * folds, folds=True)
     params = _closed(session, part, folds)
@@ -72,7 +71,16 @@ def with_validation(
         params = run.params
     asked = SideBySideParameters((*params.parts, common))
     told = session.scores(View((part,) * (folds + 1)), asked, "validation")
-    return replace(result, facts=replace(result.facts, validation=told))
+    return _kept(result, told, session)
+
+
+def _kept(result: Result, told: FloatArray, session: Session) -> Result:
+    facts = result.facts
+    assert facts is not None
+    whole = np.array([session.weights @ told[:, 1], facts.log_likelihood or np.nan])
+    known = facts.by_worker
+    known = None if known is None else replace(known, held_out=told[:, 1:])
+    return replace(result, facts=replace(facts, held_out=whole, by_worker=known))
 
 
 def _closed(session: Session, part: int, folds: int) -> SideBySideParameters | None:

@@ -25,6 +25,7 @@ from emfed.imputation.lowrank import Cells
 from emfed.imputation.sums import table_of_sums
 from emfed.imputation.table import FieldTable, Grid
 from emfed.models.site_owner import COLUMNS
+from emfed.network.exchange.followed import EVERYONE, Comings
 
 KIND = "cells"
 """What documents and rules of owners call a table that is filled together."""
@@ -107,7 +108,9 @@ class TableProgram:
     def __init__(self, shared: SharedTable, told: Told = lambda ask, answer: None) -> None:
         self._shared, self._told = shared, told
 
-    def begin(self, sites: tuple[str, ...], state: bytes, place: bytes) -> Fit[Cells]:
+    def begin(
+        self, sites: tuple[str, ...], state: bytes, place: bytes, comings: Comings = EVERYONE
+    ) -> Fit[Cells]:
         """The sums over these sites; those of an epoch before are not gone on from."""
         shared = self._shared
         fit = pooled_cells(shared.grid.shape, len(sites), shared.observers)

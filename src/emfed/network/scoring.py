@@ -163,6 +163,16 @@ def falls_short(scores: FloatArray, rows: IntArray) -> BoolArray:
         return np.asarray((short > 0.5 * spread) & (short > 3 * spread / np.sqrt(rows)))
 
 
+def over_all(scores: FloatArray, rows: Any) -> FloatArray:
+    """The scores of all rows together, from those of workers with so many rows; NaN: not known."""
+    moments = scores.copy()
+    for j in (1, 3):
+        moments[:, j] = scores[:, j] ** 2 + scores[:, j - 1] ** 2
+    held = np.asarray(rows) > 0
+    shares = np.asarray(rows)[held] / np.sum(rows)
+    return np.asarray(means_and_spreads((shares @ moments[held])[None])[0])
+
+
 def means_and_spreads(moments: FloatArray) -> FloatArray:
     """First and second moments, in pairs, as means and standard deviations."""
     out = moments.copy()

@@ -21,6 +21,7 @@ from emfed.core.sums import Ask, Finish, FloatArray, Rows, Sum, finished
 from emfed.network.exchange.adding import EpochKeys, PlacedAsk
 from emfed.network.exchange.followed import (
     UNREACHED,
+    Comings,
     Ended,
     FitInProgress,
     FollowedFit,
@@ -181,7 +182,9 @@ class EveryoneSums(FollowedFit):
             return
         self.me.states[head] = self.keys.state
         self.program.extend(about.extended(about.began))
-        fit = self.program.begin(about.members, self.keys.state, head)
+        first = tuple(name for name in about.agreement.sites if name in about.first)
+        comings = Comings(first, about.gone)
+        fit = self.program.begin(about.members, self.keys.state, head, comings)
         self.followed = _Summed(fit)
         try:
             self.followed.begin()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, final
@@ -23,10 +23,33 @@ logger = logging.getLogger(__name__)
 UNREACHED = "the fit was ended before it had reached anything."
 
 
+@final
+@dataclass(frozen=True)
+class Comings:
+    """Who took part in a fit before the present epoch, and is not in it.
+
+    Parameters
+    ----------
+    first : tuple of str
+        The set of the first epoch.
+    gone : mapping from str to str
+        Why sites that settings name are not in the present set.
+    """
+
+    first: tuple[str, ...] = ()
+    gone: Mapping[str, str] = field(default_factory=dict)
+
+
+EVERYONE = Comings()
+"""All are here."""
+
+
 class Program(Protocol):
     """What members follow: made of settings that the owner's rules accepted."""
 
-    def begin(self, sites: tuple[str, ...], state: bytes, place: bytes) -> Fit[Any]:
+    def begin(
+        self, sites: tuple[str, ...], state: bytes, place: bytes, comings: Comings = EVERYONE
+    ) -> Fit[Any]:
         """The fit of an epoch over these sites; ``state`` is empty in the first one.
 
         ``place`` are 32 bytes that nobody chose alone: the head of the chain after all hellos.

@@ -128,6 +128,8 @@ class Transcript:
         """Places of orders that gave the fit another limit on rounds, and the limits."""
         self._left: dict[str, int] = {}
         """Where sites were left behind."""
+        self._reasons: dict[str, str] = {}
+        """Why sites leave, by name."""
         self.numbers: dict[str, int] = {}
         """The number of the last order of each author."""
         self.words = ""
@@ -150,6 +152,20 @@ class Transcript:
         named = [s for s in self.agreement.sites if s not in self.members]
         places = {s: self.hello_places.get(s, -1) for s in named if s not in self.leavers}
         return tuple(s for s, place in places.items() if place > self._left.get(s, -1))
+
+    @property
+    def gone(self) -> dict[str, str]:
+        """Why sites that the settings name are not in the set."""
+        if self.epoch < 0:
+            return {}
+        others = [name for name in self.agreement.sites if name not in self.members]
+        return {name: self._why(name) for name in others}
+
+    def _why(self, name: str) -> str:
+        if name in self.refusals:
+            return f"refused: {self.refusals[name]}".rstrip(".")
+        never = "never came" if name not in self.hellos else "came too late"
+        return self._reasons.get(name, never)
 
     def hellos_at(self, place: int) -> dict[str, Hello]:
         """The newest hello of each member before this place."""
@@ -360,6 +376,8 @@ class Transcript:
         elif body.word in ("leave", "expel"):
             self.leavers.add(body.argument)
             self.expelled |= {body.argument} if body.word == "expel" else set()
+            word = "was expelled by the analyst" if body.word == "expel" else "left"
+            self._reasons[body.argument] = word
             self._part_with(body.argument)
         elif body.word in ("pause", "resume"):
             self.paused = body.word == "pause"
@@ -417,7 +435,11 @@ class Transcript:
             raise WireError("a change of the set at another place, or several in one entry.")
         if change.exchange not in self._taken():
             raise WireError(f"a change after {change.exchange} sums, which was not then.")
-        self._left |= {name: len(self) for name in change.leaving}
+        for name in change.leaving:
+            self._left[name] = len(self)
+            self._reasons.setdefault(name, "did not answer any more")
+        for name in change.coming:
+            self._reasons.pop(name, None)
         self._begin(members, stay)
 
     def _taken(self) -> tuple[int, ...]:
