@@ -37,7 +37,7 @@ from emfed.data.workers import open_table
 from emfed.models.adapting import adapt
 from emfed.models.clusters import Clusters
 from emfed.models.component_summaries import width_of
-from emfed.models.mixture import MixtureModel
+from emfed.models.mixture import MixtureEStep
 
 CRITERIA = ("aic", "bic", "icl")
 ENDINGS = {
@@ -442,7 +442,7 @@ class Result:
         array of shape (rows,)
             The components, counted from 0.
         """
-        if isinstance(self.model, (MixtureModel, Clusters)):  # labels alone leave a device
+        if isinstance(self.model, (MixtureEStep, Clusters)):  # labels alone leave a device
             return self._by_row(self.model.labels, data).astype(np.int64, copy=False)
         return np.argmax(self.predict_proba(data), axis=-1).astype(np.int64, copy=False)
 

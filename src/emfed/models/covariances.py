@@ -13,7 +13,7 @@ from emfed.core.errors import SettingsError
 from emfed.core.protocols import FloatArray, HeldUp, Layout
 from emfed.core.registry import stored
 from emfed.models.components import flattest, held_at, held_in
-from emfed.models.devices import Features, Pass
+from emfed.models.devices import Features, Pass, Sums
 from emfed.models.gaussian import GaussianMixture
 from emfed.models.matrices import (
     is_positive_definite,
@@ -502,9 +502,9 @@ class Spherical(_Variances):
         features = Features(frame.origin, frame.scale, "squares")
         return Pass(features, c, np.concatenate([slopes[..., :d], squares], axis=-1))
 
-    def folded(self, moments: FloatArray) -> FloatArray:
+    def folded(self, sums: Sums, params: GaussianParameters) -> FloatArray:
         """Squared lengths from squares."""
-        d = self.n_features
+        d, moments = self.n_features, sums.moments
         lengths = moments[..., d:].sum(axis=-1, keepdims=True)
         return np.concatenate([moments[..., :d], lengths], axis=-1)
 

@@ -15,13 +15,13 @@ the largest loading of each factor is positive; the statistics keep the rotation
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Self, final
 
 import numpy as np
-from array_api_compat import array_namespace, device
+from array_api_compat import device
 
 from emfed.core.errors import DataError, SettingsError, check_count, check_range, check_type, known
 from emfed.core.protocols import (
@@ -30,7 +30,6 @@ from emfed.core.protocols import (
     HeldUp,
     IntArray,
     Layout,
-    Model,
     ModelWords,
     Names,
     Summaries,
@@ -49,12 +48,17 @@ from emfed.models.components import (
     normalised,
     split_leaning,
 )
-from emfed.models.devices import MOST_COMPONENTS, Features, Pass, Ragged, answers, ragged, sweep
+from emfed.models.devices import (
+    MOST_COMPONENTS,
+    Features,
+    Pass,
+    Sums,
+)
 from emfed.models.factor_metric import FactorMetric
 from emfed.models.factor_solver import Penalty, fit_components, fit_factors
 from emfed.models.loadings import FactorParameters, FactorPosterior, rotate
 from emfed.models.matrices import is_positive_definite, outer, pack, triangle, unpack
-from emfed.models.mixture import blocks, to_numpy
+from emfed.models.mixture import MixtureEStep, blocks, to_numpy
 from emfed.models.parameters import (
     Frame,
     GaussianParameters,
@@ -64,8 +68,8 @@ from emfed.models.parameters import (
     common_frame,
     is_constant,
 )
-from emfed.models.rows import check_rows, combine_moments, mean_over_rows, moments, total_weight
-from emfed.models.sampling import entropy, sample_gaussian
+from emfed.models.rows import check_rows, combine_moments, moments
+from emfed.models.sampling import sample_gaussian
 
 LEAST_FACTOR, LEAST_EXPANSION = 1e-6, 1e-5
 """The least variance of a factor that is made 1 (less is rounding, or noise), and the nats a row
@@ -75,7 +79,7 @@ that doing so must gain."""
 @stored("factor-mixture")
 @final
 @dataclass(frozen=True, eq=False)
-class FactorMixture(Model):
+class FactorMixture(MixtureEStep):
     """A mixture of factor analysers.
 
     `emfed.factor_analysis` and `emfed.ppca` make one, and say what it takes.
@@ -165,14 +169,19 @@ class FactorMixture(Model):
 
     # The E-step.
 
-    def _joint(
-        self, data: Any, params: FactorParameters, at: FactorPosterior, weights: Any | None = None
-    ) -> Iterator[tuple[Any, Any, Any, Any]]:
-        """Blocks of rows in the frame ``(..., d, m)``, U y - u ``(..., K, r, m)``, logits, weights.
+    @property
+    def row_width(self) -> int:
+        """Columns, and the factors and the logit of each component."""
+        return self.n_features + self.n_components * (self.n_factors + 1)
+
+    def logits(
+        self, xp: Any, data: Any, params: FactorParameters
+    ) -> Callable[[Any], tuple[Any, Any]]:
+        """Features are rows in the frame ``(..., d, m)`` and v = U y - u ``(..., K, r, m)``.
 
         Logits are those of log p(y, component) in the frame.
         """
-        xp, where = array_namespace(data), device(data)
+        where, at = device(data), FactorPosterior.at(params)
         k, r, d = self.n_components, self.n_factors, self.n_features
         origin = xp.asarray(self._frame.origin[:, None], device=where)
         inverse = xp.asarray(1 / self._frame.scale[:, None], device=where)
@@ -186,37 +195,69 @@ class FactorMixture(Model):
             at.log_det + (params.means**2 * precision).sum(axis=-1) + d * np.log(2 * np.pi)
         )
         constants = xp.asarray(constant[..., None], device=where)
-        for rows, w in blocks(data, weights, d + k * (r + 1)):
+
+        def joint(rows: Any) -> tuple[Any, Any]:
             y = (xp.matrix_transpose(xp.astype(rows, xp.float64)) - origin) * inverse
             v = white @ y
             v = xp.reshape(v, (*v.shape[:-2], k, r, v.shape[-1])) - offset
             logits = linear @ y + quadratic @ (y * y) + constants + 0.5 * xp.sum(v * v, axis=-2)
-            yield y, v, logits, w
+            return (y, v), logits
 
-    def expected_statistics(
-        self, data: Any, params: FactorParameters, weights: Any | None = None
+        return joint
+
+    def carrier(self, params: FactorParameters) -> Callable[[Any, Any], Any]:
+        """The frame's units to the user's."""
+        constant = float(-np.log(self._frame.scale).sum())
+        return lambda xp, features: constant
+
+    def moments(self, xp: Any, shares: Any, features: Any) -> Any:
+        """Sums of v v^T, v, y, v y^T and y^2, flat."""
+        y, v = features
+        rows, weighted = xp.matrix_transpose(y), v * shares[..., None, :]
+        flat = xp.reshape(weighted, (*weighted.shape[:-3], -1, weighted.shape[-1])) @ rows
+        lead = shares.shape[:-1]
+        parts = (
+            xp.reshape(weighted @ xp.matrix_transpose(v), (*lead, -1)),
+            xp.sum(weighted, axis=-1),
+            shares @ rows,
+            xp.reshape(flat, (*lead, -1)),
+            shares @ (rows * rows),
+        )
+        return xp.concat(parts, axis=-1)
+
+    def assemble(self, mass: FloatArray, moments: FloatArray, extra: Any = None) -> FloatArray:
+        """The layout of the statistics, with v in place of z."""
+        d, r, lead = self.n_features, self.n_factors, mass.shape
+        ends = np.cumsum([r * r, r, d, r * d])
+        latent, factor, first, cross, squares = np.split(moments, ends, axis=-1)
+        return self.layout.join(
+            {
+                "mass": mass,
+                "latent": pack(latent.reshape(*lead, r, r)),
+                "factor": factor,
+                "first": first,
+                "cross": cross.reshape(*lead, r, d),
+                "squares": squares,
+            }
+        )
+
+    def _statistics(
+        self,
+        data: Any,
+        params: FactorParameters,
+        weights: Any | None,
+        uniforms: FloatArray | None,
+        tally: Any = None,
     ) -> FloatArray:
-        """s-bar(theta): moments of U y - u, turned into those of z at the end."""
-        rows = ragged(data, weights)
-        if rows is not None and self.sweeps:
-            return self._swept(rows, params)[0][slice(None) if data.ndim == 3 else 0]
-        xp, at = array_namespace(data), FactorPosterior.at(params)
-        sums: dict[str, Any] = dict.fromkeys(("mass", "latent", "factor", "first", "cross"), 0.0)
-        sums["squares"] = 0.0
-        for y, v, logits, w in self._joint(data, params, at, weights):
-            shares = xp.exp(logits - xp.max(logits, axis=-2, keepdims=True))
-            total = xp.sum(shares, axis=-2, keepdims=True)
-            shares = shares / total if w is None else shares * (w[..., None, :] / total)
-            weighted = v * shares[..., None, :]
-            flat = xp.reshape(weighted, (*weighted.shape[:-3], -1, weighted.shape[-1]))
-            rows = xp.matrix_transpose(y)
-            sums["mass"] = sums["mass"] + xp.sum(shares, axis=-1)
-            sums["latent"] = sums["latent"] + weighted @ xp.matrix_transpose(v)
-            sums["factor"] = sums["factor"] + xp.sum(weighted, axis=-1)
-            sums["first"] = sums["first"] + shares @ rows
-            sums["cross"] = sums["cross"] + flat @ rows
-            sums["squares"] = sums["squares"] + shares @ (rows * rows)
-        return self._assemble({n: to_numpy(s) for n, s in sums.items()}, at.root, data, weights)
+        """Moments of v turned into those of z = R v, whose covariance is R R^T."""
+        statistics = super()._statistics(data, params, weights, uniforms, tally)
+        root, parts = FactorPosterior.at(params).root, self.layout.split(statistics)
+        turned = np.swapaxes(root, -1, -2)
+        latent = root @ unpack(parts["latent"], self.n_factors) @ turned
+        latent = latent + parts["mass"][..., None, None] * (root @ turned)
+        factor = (root @ parts["factor"][..., None])[..., 0]
+        moved = {"latent": pack(latent), "factor": factor, "cross": root @ parts["cross"]}
+        return self.layout.join({**parts, **moved})
 
     # Rows on a GPU: the E-step of a Gaussian mixture with covariances L L^T + psi.
 
@@ -224,7 +265,7 @@ class FactorMixture(Model):
     def sweeps(self) -> bool:
         return self.n_components <= MOST_COMPONENTS
 
-    def as_pass(self, params: FactorParameters) -> Pass:
+    def as_pass(self, params: FactorParameters, whole: bool = False) -> Pass:
         """Columns and their products, with the natural parameters of the Gaussian of y."""
         precision: FloatArray = np.asarray(np.linalg.inv(params.covariances()), dtype=np.float64)
         linear = (precision @ params.means[..., None])[..., 0]
@@ -238,87 +279,31 @@ class FactorMixture(Model):
         features = Features(self._frame.origin, self._frame.scale, "products")
         return Pass(features, c, np.concatenate([linear, quadratic], axis=-1))
 
-    def _swept(
-        self, rows: Ragged, params: FactorParameters, values: bool = False
-    ) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Statistics, log-likelihood and entropy of each worker.
-
-        Moments of v = U y - u follow from those of y and y y^T.
-        """
-        at, d = FactorPosterior.at(params), self.n_features
-        found = sweep(rows, self.as_pass(params), values)
-        first, second = found.moments[..., :d], unpack(found.moments[..., d:], d)
+    def folded(self, sums: Sums, params: FactorParameters) -> FloatArray:
+        """Moments of v = U y - u from those of y and y y^T."""
+        at, d, mass = FactorPosterior.at(params), self.n_features, sums.mass
+        first, second = sums.moments[..., :d], unpack(sums.moments[..., d:], d)
         u, across = at.offset, np.swapaxes(at.white, -1, -2)
         moved = (at.white @ first[..., None])[..., 0]
         mixed = outer(moved, u)
         latent = at.white @ second @ across - mixed - np.swapaxes(mixed, -1, -2)
-        sums = {
-            "mass": found.mass,
-            "latent": latent + found.mass[..., None, None] * outer(u, u),
-            "factor": moved - found.mass[..., None] * u,
-            "first": first,
-            "cross": at.white @ second - outer(np.broadcast_to(u, moved.shape), first),
-            "squares": np.diagonal(second, axis1=-2, axis2=-1),
-        }
-        density = found.density / rows.totals - np.log(self._frame.scale).sum()
-        return self._assemble(sums, at.root, rows, None), density, found.entropy / rows.totals
-
-    def _assemble(
-        self, sums: dict[str, FloatArray], root: FloatArray, data: Any, weights: Any | None
-    ) -> FloatArray:
-        """Sums over rows to means of statistics: z = R v, and its covariance R R^T."""
-        k, d, r = self.n_components, self.n_features, self.n_factors
-        count = total_weight(data, weights)[..., None]
-        turned = np.swapaxes(root, -1, -2)
-        latent = root @ sums["latent"] @ turned
-        latent = latent + sums["mass"][..., None, None] * (root @ turned)
-        cross = root @ sums["cross"].reshape(*sums["mass"].shape[:-1], k, r, d)
-        factor = (root @ sums["factor"][..., None])[..., 0]
-        parts = {**sums, "latent": pack(latent), "cross": cross, "factor": factor}
-        return self.layout.join(parts) / count
-
-    def responsibilities(self, data: Any, params: FactorParameters) -> FloatArray:
-        rows = ragged(data)
-        if rows is not None and self.sweeps:
-            found = [shares for shares, _ in answers(rows, self.as_pass(params))]
-            return np.concatenate(found).reshape(*data.shape[:-1], -1)
-        parts = []
-        for _, _, logits, _ in self._joint(data, params, FactorPosterior.at(params)):
-            joint = to_numpy(logits)
-            shares = np.exp(joint - joint.max(axis=-2, keepdims=True))
-            parts.append(np.swapaxes(shares / shares.sum(axis=-2, keepdims=True), -1, -2))
-        return np.concatenate(parts, axis=-2)
-
-    def score_samples(self, data: Any, params: FactorParameters) -> FloatArray:
-        rows = ragged(data)
-        if rows is not None and self.sweeps:
-            found = [density for _, density in answers(rows, self.as_pass(params))]
-            whole = np.concatenate(found).reshape(data.shape[:-1])
-            return np.asarray(whole - np.log(self._frame.scale).sum())
-        parts = []
-        for _, _, logits, _ in self._joint(data, params, FactorPosterior.at(params)):
-            parts.append(np.logaddexp.reduce(to_numpy(logits), axis=-2))
-        return np.asarray(np.concatenate(parts, axis=-1) - np.log(self._frame.scale).sum())
-
-    def log_likelihood(
-        self, data: Any, params: FactorParameters, weights: Any | None = None
-    ) -> FloatArray:
-        """The (weighted) mean of log p, in the user's units."""
-        rows = ragged(data, weights)
-        if rows is not None and self.sweeps:
-            found = self._swept(rows, params, values=True)[1]
-            return np.asarray(found if data.ndim == 3 else found[0])
-        return mean_over_rows(self.score_samples(data, params), weights)
+        latent = latent + mass[..., None, None] * outer(u, u)
+        cross = at.white @ second - outer(np.broadcast_to(u, moved.shape), first)
+        squares = np.diagonal(second, axis1=-2, axis2=-1)
+        lead = mass.shape
+        factor = moved - mass[..., None] * u
+        parts = (latent.reshape(*lead, -1), factor, first, cross.reshape(*lead, -1), squares)
+        return np.concatenate(parts, axis=-1)
 
     def factors(self, data: Any, params: FactorParameters) -> FloatArray:
         """E[z | row, component] in the rotation of `to_user`, ``(..., rows, K, r)``."""
         loadings = self.to_user(params).loadings / self._frame.scale[:, None]
         turned = dataclasses.replace(params, loadings=loadings)
-        at = FactorPosterior.at(turned)
+        root, logits = FactorPosterior.at(turned).root, self.logits(np, data, turned)
         parts = []
-        for _, v, _, _ in self._joint(data, turned, at):
-            z = at.root @ to_numpy(v)
-            parts.append(np.moveaxis(z, -1, -3))
+        for rows, _ in blocks(to_numpy(data), None, self.row_width):
+            (_, v), _ = logits(rows)
+            parts.append(np.moveaxis(root @ v, -1, -3))
         return np.concatenate(parts, axis=-3)
 
     # The M-step.
@@ -535,18 +520,6 @@ class FactorMixture(Model):
         user = self.to_user(params)
         whole = GaussianParameters(user.weights, user.means, user.covariances())
         return sample_gaussian(whole, "full", count, seed)
-
-    def evaluate(
-        self, data: Any, params: FactorParameters, weights: Any | None = None
-    ) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Three passes; a kernel makes one."""
-        rows = ragged(data, weights)
-        if rows is not None and self.sweeps:
-            first: Any = slice(None) if data.ndim == 3 else 0
-            found = self._swept(rows, params, values=True)
-            return found[0][first], np.asarray(found[1][first]), np.asarray(found[2][first])
-        statistics, likelihood, _ = super().evaluate(data, params, weights)
-        return statistics, likelihood, entropy(self.responsibilities(data, params), weights)
 
     def portrait(self, params: FactorParameters, names: Sequence[str]) -> Portrait:
         return factor_portrait(params, names)

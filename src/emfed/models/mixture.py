@@ -119,21 +119,21 @@ class _Tally:
         self.entropy = self.entropy + xp.sum(entropy, axis=-1)
 
 
-class MixtureModel(Model):
-    """A finite mixture whose components are an exponential family with common features."""
+class MixtureEStep(Model):
+    """The E-step of a mixture, given the logits of rows and sums over them."""
 
     @property
     @abstractmethod
-    def feature_count(self) -> int:
-        """The length of f(y)."""
+    def row_width(self) -> int:
+        """About how many numbers `logits` keeps of a row."""
 
     @abstractmethod
-    def features(self, xp: Any, rows: Any) -> Any:
-        """f(y) of raw rows, ``(m, columns) -> (feature_count, m)``, float64."""
+    def logits(self, xp: Any, data: Any, params: Any) -> Callable[[Any], tuple[Any, Any]]:
+        """A function from raw rows to their features and the logits ``(..., K, m)``."""
 
     @abstractmethod
-    def natural(self, params: Any) -> tuple[FloatArray, FloatArray]:
-        """Intercepts c ``(..., K)`` and slopes B ``(..., K, feature_count)``."""
+    def moments(self, xp: Any, shares: Any, features: Any) -> Any:
+        """Sums of responsibility times functions of the features, ``(..., K, numbers)``."""
 
     @abstractmethod
     def carrier(self, params: Any) -> Callable[[Any, Any], Any]:
@@ -145,19 +145,6 @@ class MixtureModel(Model):
 
         ``extra`` is the mean of what `common` gives.
         """
-
-    @property
-    def row_width(self) -> int:
-        """How many numbers `features` keeps of a row: all f(y), unless the next two do the rest."""
-        return self.feature_count
-
-    def beyond(self, xp: Any, params: Any, where: Any) -> Callable[[Any], Any] | None:
-        """The part of the logits that the kept features do not carry, as a function of them."""
-        return None
-
-    def moments(self, xp: Any, shares: Any, features: Any) -> Any:
-        """Sums of responsibility times f(y), ``(..., K, feature_count)``."""
-        return shares @ xp.matrix_transpose(features)
 
     def common(self, xp: Any, features: Any, weights: Any) -> Any:
         """Sums over the samples of ``(..., f, m)`` features that no component changes, or None."""
@@ -180,9 +167,9 @@ class MixtureModel(Model):
     def sweeps(self) -> bool:
         return False
 
-    def folded(self, moments: FloatArray) -> FloatArray:
-        """Moments of the features of the pass as moments of f(y)."""
-        return moments
+    def folded(self, sums: Sums, params: Any) -> FloatArray:
+        """Moments of the features of the pass as those that `moments` gives."""
+        return sums.moments
 
     def tables(self, rows: Ragged) -> Iterator[Ragged]:
         """The tables that the pass reads: the rows, unless features are written down."""
@@ -215,7 +202,7 @@ class MixtureModel(Model):
             tally.density = (sums.density + self.carried(params, rows))[first]
             tally.entropy = sums.entropy[first]
         total = rows.totals[:, None]
-        moments = self.folded(sums.moments) / total[..., None]
+        moments = self.folded(sums, params) / total[..., None]
         return self.assemble((sums.mass / total)[first], moments[first])
 
     def _answers(self, data: Any, params: Any) -> Iterator[tuple[FloatArray, FloatArray]] | None:
@@ -242,29 +229,6 @@ class MixtureModel(Model):
         return float(self.carrier(params)(np, None))
 
     # The E-step itself.
-
-    def _logits(self, xp: Any, data: Any, params: Any) -> Callable[[Any], tuple[Any, Any]]:
-        """A function from raw rows to features ``(..., f, m)`` and logits ``(..., K, m)``."""
-        intercepts, slopes = self.natural(params)
-        c = xp.asarray(intercepts[..., None], device=device(data))
-        b = xp.asarray(slopes[..., : self.row_width], device=device(data))
-        beyond = self.beyond(xp, params, device(data))
-
-        def joint(rows: Any) -> tuple[Any, Any]:
-            lead, m = rows.shape[:-2], rows.shape[-2]
-            flat = self.features(xp, xp.reshape(rows, (-1, rows.shape[-1])))
-            if not lead:
-                return flat, b @ flat + c
-            features = _unstack(xp, flat, lead, m)
-            if b.ndim > 2:  # each worker has its own parameters
-                return features, b @ features + c
-            return features, _unstack(xp, b @ flat + c, lead, m)  # one product for all workers
-
-        def evaluate(rows: Any) -> tuple[Any, Any]:
-            features, logits = joint(rows)
-            return features, logits if beyond is None else logits + beyond(features)
-
-        return evaluate
 
     def expected_statistics(self, data: Any, params: Any, weights: Any | None = None) -> FloatArray:
         """s-bar(theta) of ``(..., samples, columns)``: the mean over samples, ``(..., q)``."""
@@ -302,7 +266,7 @@ class MixtureModel(Model):
         if swept is not None:
             return swept
         xp = array_namespace(data)
-        logits = self._logits(xp, data, params)
+        logits = self.logits(xp, data, params)
         mass, moments, extra, done = 0.0, 0.0, None, 0
         for rows, w in blocks(data, weights, self.row_width):
             features, joint = logits(rows)
@@ -355,7 +319,7 @@ class MixtureModel(Model):
             whole = np.concatenate([shares for shares, _ in swept])
             return whole.reshape(*data.shape[:-1], -1)
         xp = array_namespace(data)
-        logits = self._logits(xp, data, params)
+        logits = self.logits(xp, data, params)
         parts = []
         for rows, _ in blocks(data, None, self.row_width):
             _, joint = logits(rows)
@@ -366,7 +330,7 @@ class MixtureModel(Model):
     def _log_densities(self, data: Any, params: Any, weights: Any | None) -> Iterator[RowBlock]:
         """log p(y; theta) of each row, block by block, beside the block's weights."""
         xp = array_namespace(data)
-        logits = self._logits(xp, data, params)
+        logits = self.logits(xp, data, params)
         carrier = self.carrier(params)
         for rows, w in blocks(data, weights, self.row_width):
             features, joint = logits(rows)
@@ -395,3 +359,56 @@ class MixtureModel(Model):
             total = total + xp.sum(density if w is None else density * w, axis=-1)
         count = data.shape[-2] if weights is None else to_numpy(weights).sum(axis=-1)
         return to_numpy(total) / count
+
+
+class MixtureModel(MixtureEStep):
+    """A finite mixture whose components are an exponential family with common features."""
+
+    @property
+    @abstractmethod
+    def feature_count(self) -> int:
+        """The length of f(y)."""
+
+    @abstractmethod
+    def features(self, xp: Any, rows: Any) -> Any:
+        """f(y) of raw rows, ``(m, columns) -> (feature_count, m)``, float64."""
+
+    @abstractmethod
+    def natural(self, params: Any) -> tuple[FloatArray, FloatArray]:
+        """Intercepts c ``(..., K)`` and slopes B ``(..., K, feature_count)``."""
+
+    @property
+    def row_width(self) -> int:
+        """How many numbers `features` keeps of a row: all f(y), unless `beyond` does the rest."""
+        return self.feature_count
+
+    def beyond(self, xp: Any, params: Any, where: Any) -> Callable[[Any], Any] | None:
+        """The part of the logits that the kept features do not carry, as a function of them."""
+        return None
+
+    def moments(self, xp: Any, shares: Any, features: Any) -> Any:
+        """Sums of responsibility times f(y), ``(..., K, feature_count)``."""
+        return shares @ xp.matrix_transpose(features)
+
+    def logits(self, xp: Any, data: Any, params: Any) -> Callable[[Any], tuple[Any, Any]]:
+        """A function from raw rows to features ``(..., f, m)`` and logits ``(..., K, m)``."""
+        intercepts, slopes = self.natural(params)
+        c = xp.asarray(intercepts[..., None], device=device(data))
+        b = xp.asarray(slopes[..., : self.row_width], device=device(data))
+        beyond = self.beyond(xp, params, device(data))
+
+        def joint(rows: Any) -> tuple[Any, Any]:
+            lead, m = rows.shape[:-2], rows.shape[-2]
+            flat = self.features(xp, xp.reshape(rows, (-1, rows.shape[-1])))
+            if not lead:
+                return flat, b @ flat + c
+            features = _unstack(xp, flat, lead, m)
+            if b.ndim > 2:  # each worker has its own parameters
+                return features, b @ features + c
+            return features, _unstack(xp, b @ flat + c, lead, m)  # one product for all workers
+
+        def evaluate(rows: Any) -> tuple[Any, Any]:
+            features, logits = joint(rows)
+            return features, logits if beyond is None else logits + beyond(features)
+
+        return evaluate
