@@ -32,17 +32,19 @@ MODEL = emfed.gaussian_mixture(2)
 
 
 @contextmanager
-def joined(port: int, folder: Path, names: Any = ROWS, keys: bool = False) -> Iterator[list[str]]:
+def joined(
+    port: int, folder: Path, data: Any = ROWS, keys: bool = False, rules: Any = None
+) -> Iterator[list[str]]:
     """Sites that follow in threads of this process; gives what they report."""
     stop, told = threading.Event(), list[str]()
     threads = []
-    for name in names:
-        options: dict[str, Any] = {"name": name, "stop": stop}
+    for name, table in data.items():
+        options: dict[str, Any] = {"name": name, "stop": stop, "rules": rules}
         if keys:
             options |= {"key": folder / f"{name}.key", "ca": folder / "keys" / "ca.pem"}
             options |= {"roster": folder / "keys" / "sites"}
         options["report"] = lambda kind, words: told.append(f"{kind}: {words}")
-        place = (f"127.0.0.1:{port}", ROWS[name], folder / f"site-{name}")
+        place = (f"127.0.0.1:{port}", table, folder / f"site-{name}")
         threads.append(threading.Thread(target=emfed.network.join, args=place, kwargs=options))
         threads[-1].start()
     try:
@@ -56,7 +58,7 @@ def joined(port: int, folder: Path, names: Any = ROWS, keys: bool = False) -> It
 def test_every_face_takes_sites_in_memory() -> None:
     with emfed.network.LocalSites(ROWS) as sites:
         result = emfed.fit(MODEL, sites)
-        selection = emfed.select_components(MODEL, sites, "1:3")
+        selection = emfed.select_components(MODEL, sites, "1:2")
         mixture = emfed.FederatedGaussianMixture(2).fit(sites)
         clusters = emfed.FederatedKMeans(2).fit(sites)
     assert result.converged

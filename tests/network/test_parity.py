@@ -1,19 +1,20 @@
 """One fit, wherever the rows are: the same words give the same parameters, rounds and bytes.
 
-A cell of the table is a face (fit, estimator, command line, run.toml), a place (loop, stacked, Ray,
-a network in memory, real processes) and a task. Each is compared with `fit` in a loop. The tests
-take a cross-section that touches every row and column; ``make parity`` takes the whole table.
+Every face makes the same settings of the same words, and every place makes the same fit of the same
+settings: a loop, stacked arrays and Ray in one process, members and a relay in memory, and sites
+that call over TLS. Masked sums are rounded as those of the simulation are: sites take masks that
+follow from its draws (`tests.network.streams`). ``make parity`` fits every task in every place.
 """
 
 from __future__ import annotations
 
-import contextlib
-import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import polars as pl
@@ -21,20 +22,29 @@ import pytest
 
 import emfed
 from emfed.cli.main import main
-from emfed.fitting.driver import run_fit
+from emfed.core.registry import plain
+from emfed.core.settings.declaring import declared
+from emfed.data import as_workers
+from emfed.data.held import HeldWorkers
+from emfed.data.summing import HeldRows
+from emfed.deployment.config import read_config
+from emfed.deployment.live import with_names
+from emfed.fitting import face, in_process
 from emfed.fitting.settings import FitSettings
 from emfed.fitting.words import read_words
-from emfed.network import LoopFederation, StackedFederation
-from tests.helpers import OPEN
-from tests.network.processes import real_sites
+from emfed.network.owner_rules import SiteRules
+from tests.network.processes import make_keys
+from tests.network.streams import rounded_as_simulated
+from tests.network.test_live import joined
 
 SITES = ("north", "south", "west")
-PLACES = ("loop", "stacked", "ray", "memory", "processes")
-FACES = ("fit", "estimator", "command line", "run.toml")
+SEED = 5
+NAMES = ("height", "weight", "age")
+WHOLE = bool(os.environ.get("EMFED_PARITY"))
 
 
-def rows(seed: int, holes: bool = False, counts: bool = False) -> dict[str, pl.DataFrame]:
-    rng = np.random.default_rng(seed)
+def rows(holes: bool = False, counts: bool = False) -> dict[str, pl.DataFrame]:
+    rng = np.random.default_rng(3)
     out = {}
     for j, name in enumerate(SITES):
         n = 40 + 7 * j
@@ -44,19 +54,14 @@ def rows(seed: int, holes: bool = False, counts: bool = False) -> dict[str, pl.D
             x[:, 2] = rng.poisson(1 + 4 * z)
         if holes:
             x[rng.random(x.shape) < 0.1] = np.nan
-        out[name] = pl.DataFrame(x, schema=["height", "weight", "age"])
+        out[name] = pl.DataFrame(x, schema=list(NAMES))
     return out
 
 
-def sequences(seed: int) -> dict[str, Any]:
-    rng = np.random.default_rng(seed)
-    return {
-        name: emfed.data.pad_sequences(
-            [rng.normal(2 * (np.arange(12) // 4 % 2), 1, (12,))[:, None]] * 4
-        )
-        + rng.normal(0, 0.3, (4, 12, 1))
-        for name in SITES
-    }
+def sequences() -> dict[str, Any]:
+    rng = np.random.default_rng(3)
+    level = 2 * (np.arange(12) // 4 % 2)
+    return {name: rng.normal(level[:, None], 1, (4, 12, 1)) for name in SITES}
 
 
 @dataclass(frozen=True)
@@ -65,221 +70,209 @@ class Task:
 
     model: dict[str, Any]
     fit: dict[str, Any] = field(default_factory=dict)
-    data: Any = rows
-    estimator: Any = None
+    data: Callable[[], dict[str, Any]] = rows
+    python: Callable[[], Any] | None = None
+    estimator: Callable[[], Any] | None = None
     options: tuple[str, ...] | None = None
 
 
 MIXTURE = {"kind": "gaussian-mixture", "n_components": 2}
-MIXED = {
-    "kind": "mixed-mixture",
-    "n_components": 2,
-    "families": {"age": "poisson"},  # the others are Gaussian
-}
-
-
-def wide_rows(seed: int) -> dict[str, pl.DataFrame]:
-    """So many columns that their means and products are rounded."""
-    mixed = np.random.default_rng(1).normal(size=(3, 8))
-    return {
-        name: pl.DataFrame(
-            table.to_numpy() @ mixed + np.random.default_rng(seed).normal(size=(len(table), 8)),
-            schema=[f"x{j}" for j in range(8)],
-        )
-        for name, table in rows(seed).items()
-    }
-
-
+MIXED = {"kind": "mixed-mixture", "n_components": 2, "families": {"age": "poisson"}}
 TASKS = {
-    "rounded opening": Task(
-        MIXTURE | {"covariance_type": "tied"},
-        data=wide_rows,
-        estimator=lambda: emfed.FederatedGaussianMixture(2, covariance_type="tied"),
-        options=("-k", "2", "--covariance-type", "tied"),
-    ),
     "k-means start": Task(
         MIXTURE,
+        python=lambda: emfed.gaussian_mixture(2),
         estimator=lambda: emfed.FederatedGaussianMixture(2),
         options=("-k", "2"),
     ),
-    "three starts": Task(
-        MIXTURE,
+    "tied, three starts": Task(
+        MIXTURE | {"covariance_type": "tied"},
         {"n_init": 3},
-        estimator=lambda: emfed.FederatedGaussianMixture(2, n_init=3),
-        options=("-k", "2", "--n-init", "3"),
+        python=lambda: emfed.gaussian_mixture(2, "tied"),
+        estimator=lambda: emfed.FederatedGaussianMixture(2, covariance_type="tied", n_init=3),
+        options=("-k", "2", "--n-init", "3", "--covariance-type", "tied"),
     ),
     "range of components": Task(
         {"kind": "gaussian-mixture", "n_components": "1:3"},
         estimator=lambda: emfed.FederatedGaussianMixture("1:3"),
         options=("-k", "1:3"),
     ),
-    "follow_em": Task(
+    "EM's own path": Task(
         MIXTURE,
         {"follow_em": True},
+        python=lambda: emfed.gaussian_mixture(2),
         estimator=lambda: emfed.FederatedGaussianMixture(2, follow_em=True),
         options=("-k", "2", "--follow-em"),
     ),
-    "partial participation": Task(
-        MIXTURE,
-        {"participation": 0.6},
-        estimator=lambda: emfed.FederatedGaussianMixture(2, participation=0.6),
-        options=("-k", "2", "-p", "0.6"),
-    ),
     "mixed columns with missing values": Task(
         MIXED,
-        data=lambda seed: rows(seed, holes=True, counts=True),
+        data=lambda: rows(holes=True, counts=True),
+        python=lambda: emfed.mixed_mixture(2, {"age": "poisson"}),
         estimator=lambda: emfed.FederatedMixture(2, families=MIXED["families"]),
         options=("-k", "2", "--types", "age=poisson"),
     ),
     "regression on a named column": Task(
         {"kind": "regression-mixture", "n_components": 2, "target": "age"},
+        python=lambda: emfed.regression_mixture(2, target="age"),
         options=("--model", "regression-mixture", "-k", "2", "--target", "age"),
     ),
-    "HMM": Task({"kind": "hidden-markov", "n_components": 2}, {"rounds": 12}, data=sequences),
+    "hidden Markov model": Task(
+        {"kind": "hidden-markov", "n_components": 2},
+        {"rounds": 12},
+        data=sequences,
+        python=lambda: emfed.hidden_markov(2),
+    ),
     "factor analysis": Task(
         {"kind": "factor-analysis", "n_factors": 1},
+        python=lambda: emfed.factor_analysis(1),
         estimator=lambda: emfed.FederatedFactorAnalysis(1),
         options=("--model", "factor-analysis", "-k", "1", "--factors", "1"),
     ),
     "low-rank imputation": Task(
         {"kind": "row-owner", "rank": 1},
-        data=lambda seed: rows(seed, holes=True),
+        data=lambda: rows(holes=True),
         estimator=lambda: emfed.FederatedImputer(rank=1),
         options=("--model", "row-owner", "--set", "rank=1"),
     ),
 }
 
 
-def does_not_apply(face: str, place: str, task: str) -> str:
-    """Why a cell of the table is empty; "" where it is not."""
-    if face == "command line" and place != "stacked":
-        return "`emfed fit` reads files in one process; between machines it is `emfed serve`"
-    if face == "run.toml" and place not in ("memory", "processes"):
-        return "run.toml describes sites elsewhere"
-    if face == "estimator" and TASKS[task].estimator is None:
-        return "scikit-learn has no estimator of this model, and neither have we"
-    if face == "command line" and TASKS[task].options is None:
-        return "`emfed fit` reads tables of rows and has no option for this model"
-    if face == "run.toml" and place == "processes" and task == "HMM":
-        return "`emfed join` reads tables of rows, not sequences"
-    return ""
+# Faces.
 
 
-CELLS = [cell for cell in itertools.product(FACES, PLACES, TASKS) if not does_not_apply(*cell)]
-WHOLE = bool(os.environ.get("EMFED_PARITY"))
-EMPTY = [
-    pytest.param(*cell, marks=pytest.mark.skip(reason=reason))
-    for cell in itertools.product(FACES, PLACES, TASKS)
-    if (reason := does_not_apply(*cell))
-]
-"""Cells that the whole table shows as skipped, with the reason."""
+class Seen(Exception):
+    """Carries the settings that a face has come to."""
 
 
-def cross_section() -> list[tuple[str, str, str]]:
-    """Every task in memory, by `fit` and by estimators in turn; every other row and column once."""
-    in_memory = [c for c in CELLS if c[1] == "memory" and c[0] != "run.toml"]
-    turns = [[c for c in in_memory if c[2] == task] for task in TASKS]
-    chosen = [cells[j % len(cells)] for j, cells in enumerate(turns) if cells]
-    chosen += [c for c in CELLS if c[0] == "command line"]
-    chosen += [("fit", "stacked", "range of components"), ("run.toml", "memory", "k-means start")]
-    chosen += [("estimator", "ray", "three starts")]
-    chosen += [("run.toml", "processes", "range of components")]
-    return list(dict.fromkeys(chosen))
+def by_python(task: Task, folder: Path) -> FitSettings:
+    assert task.python is not None
+    return FitSettings.read(task.python(), seed=SEED, **task.fit)
 
 
-@contextlib.contextmanager
-def federation(place: str, data: dict[str, Any], folder: Path) -> Iterator[emfed.Federation]:
-    if place == "ray":
-        pytest.importorskip("ray", reason="no Ray for this Python")
-        with emfed.network.RayFederation(data) as cluster:
-            yield cluster
-    elif place == "memory":
-        sites = {
-            name: emfed.network.Site(table, folder / name, rules=OPEN)
-            for name, table in data.items()
-        }
-        yield emfed.network.RemoteFederation(emfed.network.LocalTransport(sites))
-    elif place == "processes":
-        with real_sites(data, folder) as transport:
-            yield emfed.network.RemoteFederation(transport, masks=False)
-    else:
-        made = {"loop": LoopFederation, "stacked": StackedFederation}[place]
-        yield made(emfed.data.as_workers(data))
+def by_estimator(task: Task, folder: Path) -> FitSettings:
+    assert task.estimator is not None
+    with (
+        patch("emfed.fitting.estimators.base.run", see),
+        pytest.raises(Seen) as seen,
+        emfed.network.LocalSites(task.data()) as sites,
+    ):
+        task.estimator().set_params(random_state=SEED).fit(sites)
+    found: FitSettings = seen.value.args[0]
+    return found
 
 
-def settings_of(task: Task, face: str) -> FitSettings:
-    """The settings of a face; estimators and the command line ask one more question at the end."""
-    ask = {"scores": True}
-    more = {"estimator": {"likelihood": True, **ask}, "command line": ask}.get(face, {})
-    return read_words(task.model, fit={"seed": 5, **task.fit}).but(**more)
-
-
-def by_face(face: str, place: str, task: Task, folder: Path) -> emfed.Result:
-    data = task.data(3)
-    if face == "command line":
-        return by_command(task, data, folder)
-    if face == "run.toml":
-        return by_file(place, task, data, folder)
-    with federation(place, data, folder) as network:
-        if face == "fit":
-            return run_fit(settings_of(task, face), network).result
-        made = task.estimator().set_params(random_state=5)
-        return made.fit(network).result_
-
-
-def by_command(task: Task, data: dict[str, Any], folder: Path) -> emfed.Result:
-    frames = [table.with_columns(pl.lit(name).alias("site")) for name, table in data.items()]
+def by_command(task: Task, folder: Path) -> FitSettings:
+    frames = [table.with_columns(pl.lit(name).alias("site")) for name, table in task.data().items()]
     pl.concat(frames).fill_nan(None).write_csv(folder / "all.csv")
-    out = folder / "model.emfed"
-    words = ["fit", str(folder / "all.csv"), "-g", "site", "-o", str(out), "--seed", "5", "-q"]
-    with pytest.raises(SystemExit) as ended:
-        main([*words, "--no-curve", *(task.options or ())])
-    assert ended.value.code in (0, None)
-    return emfed.load(out)
+    words = ["fit", str(folder / "all.csv"), "-g", "site", "-o", str(folder / "m.emfed"), "-q"]
+    with patch.object(face, "run", see), pytest.raises(Seen) as seen:
+        main([*words, "--no-curve", "--seed", str(SEED), *(task.options or ())])
+    found: FitSettings = seen.value.args[0]
+    return found
 
 
-def by_file(place: str, task: Task, data: dict[str, Any], folder: Path) -> emfed.Result:
-    settings = settings_of(task, "run.toml")
-    if place == "memory":
-        sites = {
-            name: emfed.network.Site(table, folder / name, rules=OPEN)
-            for name, table in data.items()
-        }
-        return emfed.fitting.serve(
-            settings, None, emfed.network.LocalTransport(sites), folder / "run"
-        ).result
-    with real_sites(data, folder) as transport:
-        bare = settings.but(masks=False)
-        return emfed.fitting.serve(bare, None, transport, folder / "run", admit=False).result
+def see(settings: FitSettings, *_: Any) -> Any:
+    raise Seen(settings)
 
 
-@pytest.fixture(scope="module")
-def expected() -> Any:
-    known: dict[tuple[str, str], emfed.Result] = {}
+def by_file(task: Task, folder: Path) -> FitSettings:
+    def table(values: dict[str, Any]) -> str:
+        written = (f"{k} = {toml(v)}\n" for k, v in values.items())
+        return "".join(written)
 
-    def of(name: str, face: str) -> emfed.Result:
-        if (name, face) not in known:
-            task = TASKS[name]
-            workers = LoopFederation(emfed.data.as_workers(task.data(3)))
-            known[name, face] = run_fit(settings_of(task, face), workers).result
-        return known[name, face]
+    def toml(value: Any) -> str:
+        if isinstance(value, dict):
+            return "{" + ", ".join(f"{k} = {toml(v)}" for k, v in value.items()) + "}"
+        return str(value).lower() if isinstance(value, bool) else repr(value)
 
-    return of
+    columns = list(NAMES) if task.data is not sequences else ["x1"]
+    path = folder / "run.toml"
+    path.write_text(
+        f"[model]\n{table(task.model)}[fit]\n{table({'seed': SEED, **task.fit})}"
+        f"[sites]\nexpected = 3\ncolumns = {columns}\n"
+    )
+    return read_config(path).settings
 
 
-@pytest.mark.parametrize(("face", "place", "task"), [*CELLS, *EMPTY] if WHOLE else cross_section())
-def test_the_same_words_give_the_same_fit(
-    face: str, place: str, task: str, expected: Any, tmp_path: Path
-) -> None:
-    want, got = expected(task, face), by_face(face, place, TASKS[task], tmp_path)
-    assert (got.rounds, got.stopped) == (want.rounds, want.stopped)
-    for name, array in want.params.arrays().items():
-        np.testing.assert_allclose(got.params.arrays()[name], array, rtol=1e-8, atol=1e-9)
+FACES = {"python": by_python, "estimator": by_estimator, "command": by_command, "toml": by_file}
+ASKED = {"scores", "likelihood", "errors", "columns", "masks"}
+"""Settings that say nothing of how a model is fitted."""
+MADE = {"model", "n_components", "algorithm", "rounds", "tol", "criterion"}
+"""Settings that are compared by what they mean."""
+
+
+def has(task: Task, name: str) -> bool:
+    """Whether a face can say this."""
+    given = {"python": task.python, "estimator": task.estimator, "command": task.options}
+    return given.get(name, True) is not None
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_every_face_says_the_same(name: str, tmp_path: Path) -> None:
+    task = TASKS[name]
+    want = settings_of(task)
+    for called, make in FACES.items():
+        if not has(task, called):
+            continue
+        found = make(task, tmp_path)
+        for setting in {*declared(FitSettings)} - ASKED - MADE:
+            assert getattr(found, setting) == getattr(want, setting), (called, setting)
+        ours, theirs = (
+            [model.describe() for model in in_process.of_named_columns(one, NAMES).candidates()]
+            for one in (want, found)
+        )
+        assert plain(ours) == plain(theirs), called
+        assert found.method(3).describe() == want.method(3).describe(), called
+        assert found.limits == want.limits, called
+        if len(ours) > 1:
+            assert found.criterion == want.criterion, called
+
+
+# Places.
+
+
+def settings_of(task: Task) -> FitSettings:
+    return read_words(task.model, fit={"seed": SEED, **task.fit})
+
+
+@contextmanager
+def place(name: str, data: dict[str, Any], folder: Path) -> Iterator[Any]:
+    """Live sites with these rows."""
+    columns = with_names(as_workers([data["north"]]), None).columns
+    rules = SiteRules.trusting(spare_rows=None, smallest_component=None)
+    if name == "memory":
+        with emfed.network.LocalSites(data, rules=rules) as here:
+            yield here
+        return
+    make_keys([*data], folder)
+    options: dict[str, Any] = {"keys": folder / "keys", "columns": columns}
+    with (
+        emfed.network.listen("127.0.0.1:0", **options) as sites,
+        joined(sites.port, folder, data, keys=True, rules=rules),
+    ):
+        sites.wait_for(3, 60)
+        yield sites
+
+
+CELLS = [("memory", name) for name in TASKS] + [("sockets", "range of components")]
+if WHOLE:
+    CELLS = [(where, name) for where in ("memory", "sockets") for name in TASKS]
+
+
+@pytest.mark.parametrize(("where", "name"), CELLS)
+def test_masked_fits_are_those_of_a_simulation(where: str, name: str, tmp_path: Path) -> None:
+    task = TASKS[name]
+    settings, data = settings_of(task), task.data()
+    held = {site: HeldRows(as_workers([table])) for site, table in data.items()}
+    with place(where, data, tmp_path) as sites, rounded_as_simulated(held, SEED):
+        got = face.run(settings, sites).result
+    alone = settings.but(masks=True, seed=got.seed)
+    want = in_process.fit(alone, HeldWorkers(as_workers(data))).result
+    same_fit(got, want)
     np.testing.assert_array_equal(got.ledger.counts, want.ledger.counts)
 
 
-def test_every_row_and_column_of_the_table_is_touched() -> None:
-    taken = cross_section()
-    assert {face for face, _, _ in taken} == set(FACES)
-    assert {place for _, place, _ in taken} | {"loop"} == set(PLACES)
-    assert {task for _, _, task in taken} == set(TASKS)
+def same_fit(got: emfed.Result, want: emfed.Result) -> None:
+    assert (got.rounds, got.stopped) == (want.rounds, want.stopped)
+    for key, array in want.params.arrays().items():
+        np.testing.assert_allclose(got.params.arrays()[key], array, rtol=1e-8, atol=1e-9)

@@ -9,7 +9,7 @@ import numpy as np
 
 from emfed.aggregation.lattice import DIGEST_BYTES, FURTHER_ATTEMPTS, TAG_BYTES, Lattice
 from emfed.core.errors import NumericalError
-from emfed.core.ledger import DIRECTIONS, Ledger
+from emfed.core.ledger import DIRECTIONS, KINDS, Ledger
 from emfed.core.streams import Purpose, uniforms
 from emfed.core.sums import Ask, FloatArray, Sum, SummedWorkers
 
@@ -76,13 +76,18 @@ class SimulatedSums:
         """Count the bytes of an exchange, of which all workers send and are sent the same."""
         self.bytes += size
         if self.ledger is not None and size:
-            everyone, envelope = np.arange(self.workers), TAG_BYTES + DIGEST_BYTES
-            payload = size // (2 * self.workers) - envelope
-            for direction in DIRECTIONS:
-                self.ledger.add(ask.purpose, direction, everyone, payload, envelope)
+            charge(self.ledger, ask.purpose, self.workers, size)
 
     def _roundings(self, attempt: int, size: int) -> FloatArray:
         """What the roundings of all workers but one add, in steps."""
         free = np.arange(self.workers - 1, dtype=np.int64) + attempt * self.workers
         drawn = uniforms(self.seed, self.exchanges, Purpose.COMPRESSION, free, size)
         return (drawn - 0.5).sum(axis=0)
+
+
+def charge(ledger: Ledger, purpose: str, workers: int, size: int) -> None:
+    """Count so many bytes of an exchange that all workers made alike."""
+    everyone, envelope = np.arange(workers), TAG_BYTES + DIGEST_BYTES
+    kind, payload = purpose if purpose in KINDS else "question", size // (2 * workers) - envelope
+    for direction in DIRECTIONS:
+        ledger.add(kind, direction, everyone, payload, envelope)

@@ -108,6 +108,8 @@ class LocalSites(LiveSites):
         given = rules if isinstance(rules, Mapping) else dict.fromkeys(tables, rules)
         self._listed = columns
         self._rules = {name: given.get(name) or SiteRules() for name in tables}
+        for name in tables:
+            (where / name).mkdir(parents=True, exist_ok=True)
         self._memories = {name: SiteMemory(where / name, ScratchDisk()) for name in tables}
         self._noise = {name: NoiseKey() for name in tables}
         self._keys = {name: IdentityKey(name, os.urandom(32)) for name in (*tables, ANALYST)}
@@ -301,7 +303,8 @@ def join(
         chosen = chosen.on_this_machine()
     own, tell = with_names(as_workers([data]), columns), report or (lambda kind, words: None)
     commitment = OfferedRows(own).commitment(signer.secret(b"emfed rows"))
-    (folder / RUNS).mkdir(parents=True, exist_ok=True, mode=0o700)
+    for own_folder in (RUNS, MEMORY):
+        (folder / own_folder).mkdir(parents=True, exist_ok=True, mode=0o700)
     copy = chosen.second_ledger
     memory = SiteMemory(folder / MEMORY, copies=[] if copy is None else [Path(copy)])
     noise = noise_key(folder / "trial.noise" if key is None else Path(key).with_suffix(".noise"))

@@ -11,11 +11,12 @@ from typing import Any, TypeVar, final
 
 import numpy as np
 
+from emfed.aggregation.simulated import charge
 from emfed.artifacts.company import LEAST_SHARE, Company
 from emfed.artifacts.facts import Facts
 from emfed.artifacts.result import Result, load
 from emfed.core.errors import SettingsError
-from emfed.core.ledger import KINDS, Ledger
+from emfed.core.ledger import Ledger
 from emfed.core.noise import SITES_DRAW
 from emfed.core.registry import plain
 from emfed.core.sums import Ask, Finish, Fit, LastSum, Sum, finished
@@ -249,7 +250,5 @@ def _keep(course: Chronicle, ask: Ask, answer: Sum) -> None:
     """The bytes of an exchange, by site, and its numbers."""
     sites = course.ledger.counts.shape[-1]
     course.count = round(answer.rows)
-    kind = ask.purpose if ask.purpose in KINDS else "question"
-    for direction in ("up", "down"):
-        course.ledger.add(kind, direction, np.arange(sites), answer.bytes // (2 * sites), 0)
+    charge(course.ledger, ask.purpose, sites, answer.bytes)
     course.note(ask, answer, 0.0)

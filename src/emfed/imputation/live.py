@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import numpy as np
-
+from emfed.aggregation.simulated import charge
 from emfed.core.ledger import Ledger
 from emfed.core.sums import Ask, Sum
 from emfed.fitting.interrupting import interrupts
@@ -22,11 +21,9 @@ def gathered_at(sites: LiveSites, grid: Grid, masks: bool | None, observers: int
     def make(agreement: Agreement) -> TableProgram:
         ledger = Ledger(len(agreement.sites), agreement.sites)
         ledgers[:] = [ledger]
-        everyone = np.arange(len(agreement.sites))
 
         def told(ask: Ask, answer: Sum) -> None:
-            for direction in ("up", "down"):
-                ledger.add("question", direction, everyone, answer.bytes // (2 * len(everyone)), 0)
+            charge(ledger, ask.purpose, len(agreement.sites), answer.bytes)
 
         return TableProgram(shared, told)
 
