@@ -7,6 +7,7 @@ or to follow. Sums themselves are in `tests/attacks/test_lying_relay.py`.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -67,7 +68,10 @@ def refused(own: OwnerTerms, agreement: Agreement) -> str:
 
 def passes(own: OwnerTerms, agreement: Agreement, rows: float = 0.0) -> str:
     """Why a site does not make its first pass, once it has accepted; empty if it does."""
-    program = own.accept(agreement)
+    try:
+        program = own.accept(agreement)
+    except EmfedError as error:
+        return str(error)
     assert program is not None
     ask = next(program.begin(agreement.sites, b"", bytes(32)))
     about: Any = SimpleNamespace(members=agreement.sites, agreement=agreement)
@@ -181,6 +185,19 @@ def test_each_step_of_a_sequence_counts_as_a_row() -> None:
         data = WorkerData(two[:, :steps], np.array([0, 2]), ["anna"], ("x",))
         own = OwnerTerms("anna", few, set(NAMES), OfferedRows(data))
         assert words in refused(own, asked(model=chain, columns=["x"]))
+
+
+@pytest.mark.parametrize("limit", [1, 2, None])
+def test_fits_are_counted_where_they_come_to_the_rows(limit: int | None, tmp_path: Path) -> None:
+    """Restarts of one, and those that are only proposed, count once or not at all."""
+    rules, found = SiteRules(unmasked=True, largest_fits=limit), []
+    for run in ("first", "first", "second", "third", "first"):
+        about = replace(asked(), run=run)
+        for _ in range(3):
+            refused(terms(ROWS, rules, tmp_path), replace(asked(), run=f"{run} proposed"))
+        found.append("largest_fits" in passes(terms(ROWS, rules, tmp_path), about))
+    allowed = [True, True, limit != 1, limit is None, True]
+    assert found == [not one for one in allowed]
 
 
 # Settings.

@@ -45,19 +45,23 @@ def approve(
 
 @owner_app.command(cls=Command, epilog=examples("emfed owner journal site-oslo"))
 def journal(folder: Folder) -> None:
-    """Check that no line of the journal was altered, put in or taken out.
+    """Check that no line of the journal was altered, and sum up what the site told in each run.
 
+    Each line says of which sum the site sent a part: what was asked, about which state, and with
+    which sites it was added up.
     Exit code 1 says that one was. The digest at the end stands for the whole journal: kept
     elsewhere, it shows later that nothing before it was changed.
     """
     from emfed.deployment.site import JOURNAL
-    from emfed.network.journal import check_journal
+    from emfed.network.journal import audit, check_journal
 
     lines, wrong = check_journal(folder / JOURNAL)
     if wrong:
         typer.echo(f"emfed: {folder / JOURNAL}: {wrong}", err=True)
         raise typer.Exit(1)
     head = (folder / f"{JOURNAL}.head").read_text(encoding="ascii").split()[-1] if lines else "none"
+    for words in audit(folder / JOURNAL):
+        typer.echo(words)
     typer.echo(f"{lines} lines, whole and unaltered; digest {head}")
 
 

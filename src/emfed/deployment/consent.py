@@ -367,8 +367,7 @@ class RunCharge:
         told = replace(privacy, colluders=asked.terms.rules.colluders)
         masked = agreement.masked
         factor = privacy.shares(sites, masked) / told.shares(sites, masked)
-        run = hashlib.sha256(agreement.document().text).hexdigest()[:32]
-        return cls(run, factor * privacy.mu_squared, factor)
+        return cls(run_in_ledgers(agreement), factor * privacy.mu_squared, factor)
 
 
 @final
@@ -436,12 +435,25 @@ def _has_room(terms: OwnerTerms, agreement: Agreement) -> str:
     )
 
 
+def _is_one_of_few(terms: OwnerTerms, agreement: Agreement) -> str:
+    limit, memory = terms.rules.largest_fits, terms.memory
+    if memory is None or memory.fits.may(run_in_ledgers(agreement), limit):
+        return ""
+    return f"the owner takes part in {limit} fits over all runs (largest_fits in its rules)."
+
+
+def run_in_ledgers(agreement: Agreement) -> str:
+    """What a site's ledgers call a run: it stands for all its settings and its name."""
+    return hashlib.sha256(agreement.document().text).hexdigest()[:32]
+
+
 DOCUMENT: tuple[Callable[[OwnerTerms, Agreement], str], ...] = (
     _takes_part,
     _knows_all,
     _masks,
     _chooses_little,
     _has_room,
+    _is_one_of_few,
 )
 """Checked first; each gives words where the owner refuses."""
 
@@ -660,6 +672,15 @@ def _adds_up_with(asked: AskedPass) -> str:
     )
 
 
+def _enters(asked: AskedPass) -> str:
+    """Count the fit where it comes to the rows: one that was only proposed costs nothing."""
+    memory = asked.terms.memory
+    words = _is_one_of_few(asked.terms, asked.about.agreement)
+    if not words and memory is not None:
+        memory.fits.enter(run_in_ledgers(asked.about.agreement))
+    return words
+
+
 def _has_spare_rows(asked: AskedPass) -> str:
     masked = asked.about.agreement.masked
     return _too_few(asked.terms, asked.rows) if masked and asked.rows else ""
@@ -708,6 +729,7 @@ def _counted(terms: OwnerTerms) -> str:
 
 
 PASSES: tuple[Callable[[AskedPass], str], ...] = (
+    _enters,
     _adds_up_with,
     _has_spare_rows,
     _has_no_thin_component,

@@ -28,13 +28,14 @@ from emfed.network.addresses import alone
 from emfed.network.exchange.followed import Consent, Ended, MemberStore, Program
 from emfed.network.exchange.frames import is_run, new_run
 from emfed.network.exchange.identities import KeySigner, KnownMembers
+from emfed.network.exchange.journalled import journal_post
 from emfed.network.exchange.member import Follower
 from emfed.network.exchange.member_line import MemberLine
 from emfed.network.exchange.member_runs import MemberRuns, RunMember
 from emfed.network.exchange.member_thread import Watcher
 from emfed.network.exchange.relay import Relay
 from emfed.network.exchange.relay_server import RelayServer
-from emfed.network.exchange.statements import Agreement, Post, StatementKind
+from emfed.network.exchange.statements import Agreement
 from emfed.network.exchange.transcript import Stage
 from emfed.network.journal import Journal
 from emfed.network.keys import ANALYST, read_site_keys
@@ -72,15 +73,7 @@ class _Told(Watcher):
 
     def said(self, follower: Follower, post: bytes) -> None:
         """A part is in the journal before it leaves."""
-        about = Post.decode(post)
-        kind = StatementKind(about.kind)
-        if kind in (StatementKind.FETCH, StatementKind.OFFER):
-            return
-        words = kind.name.lower()
-        if kind is StatementKind.PART and follower.following is not None:
-            words = f"part of a sum: {follower.following.words()}"
-        run = follower.transcript.agreement.run
-        self._journal.write(kind=kind.name.lower(), run=run, bytes=len(post), content=words)
+        journal_post(self._journal, follower, post)
 
     def moved(self, follower: Follower) -> None:
         about = follower.transcript

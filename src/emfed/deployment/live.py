@@ -25,12 +25,13 @@ from emfed.network.addresses import alone, terminated_as_interrupted
 from emfed.network.exchange.followed import Consent, Ended, MemberStore
 from emfed.network.exchange.frames import new_run
 from emfed.network.exchange.identities import KeySigner, KnownMembers, TrialMembers, TrialSigner
+from emfed.network.exchange.journalled import journal_post
 from emfed.network.exchange.member import Follower
 from emfed.network.exchange.member_line import MemberLine
 from emfed.network.exchange.member_runs import MemberRuns, RunMember
 from emfed.network.exchange.member_thread import Watcher
 from emfed.network.exchange.relay import Relay
-from emfed.network.exchange.statements import Post, Roster, Signer, StatementKind
+from emfed.network.exchange.statements import Roster, Signer
 from emfed.network.exchange.virtual import RELAY, IdentityKey, KnownKeys, VirtualNetwork
 from emfed.network.journal import Journal
 from emfed.network.keys import ANALYST, check_site_name
@@ -189,14 +190,7 @@ class _Told(Watcher):
 
     def said(self, follower: Follower, post: bytes) -> None:
         """A part is in the journal before it leaves."""
-        kind = StatementKind(Post.decode(post).kind)
-        if kind in (StatementKind.FETCH, StatementKind.OFFER):
-            return
-        words = kind.name.lower()
-        if kind is StatementKind.PART and follower.following is not None:
-            words = f"part of a sum: {follower.following.words()}"
-        run = follower.transcript.agreement.run
-        self._journal.write(kind=kind.name.lower(), run=run, bytes=len(post), content=words)
+        journal_post(self._journal, follower, post)
 
     def moved(self, follower: Follower) -> None:
         """Tell whose sums this site's numbers are in."""

@@ -96,3 +96,31 @@ def check_journal(path: Path) -> tuple[int, str]:
     if told not in known or len(lines) - int(count) > 1:
         return len(lines), "the last line is not the one that was written last"
     return len(lines), ""
+
+
+def audit(path: Path) -> list[str]:
+    """What a journal says of each run, for a person: the sums that this site was a part of."""
+    runs: dict[str, list[dict[str, Any]]] = {}
+    for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            entry = json.loads(text)
+        except ValueError:
+            continue
+        if isinstance(entry, dict) and entry.get("kind") == "part" and "set" in entry:
+            runs.setdefault(str(entry["run"]), []).append(entry)
+    return [words for run, parts in runs.items() for words in _audited(run, parts)]
+
+
+def _audited(run: str, parts: list[dict[str, Any]]) -> list[str]:
+    """A line on the run, and one for each kind of sum in each set of sites."""
+    size, begun, last = sum(one["bytes"] for one in parts), parts[0]["time"], parts[-1]["time"]
+    told = {(one["exchange"], one["about"]) for one in parts}
+    found = [f"run {run}, {begun} to {last}: in {len(told)} sums, {size:,} bytes"]
+    kinds: dict[tuple[str, str, bool], set[tuple[int, str]]] = {}
+    for one in parts:
+        key = (one["content"], ", ".join(one["set"]), one["masked"])
+        kinds.setdefault(key, set()).add((one["exchange"], one["about"]))
+    for (words, sites, masked), which in kinds.items():
+        how = "masked" if masked else "not masked"
+        found.append(f"  {len(which)} times {words}; {how}, over {sites}")
+    return found

@@ -8,6 +8,7 @@ from typing import Any, final
 
 import numpy as np
 
+from emfed.core.configuration import check_keys
 from emfed.core.errors import SettingsError, check_choice, check_count, check_range
 from emfed.core.privacy import check_delta, mu_squared_of
 from emfed.core.settings.declaring import Declared, documented
@@ -136,6 +137,12 @@ class SiteRules:
         "Exchanges for which the site looks at its rows, over all runs.",
         "int or None",
     )
+    largest_fits: int | None = _rule(
+        100,
+        None,
+        "Fits that the site takes part in, over all runs: two of them tell more than one.",
+        "int or None",
+    )
     largest_choices: int | None = _rule(
         0,
         None,
@@ -222,6 +229,7 @@ class SiteRules:
         for name, instead in GONE.items():
             if name in table:
                 raise SettingsError(f"{name} is no rule any more: {instead}.")
+        check_keys(table, ["preset", *(known.name for known in fields(cls))], "the owner's rules")
         preset = table.get("preset", CAREFUL)
         check_choice("preset", preset, (CAREFUL, TRUSTING))
         optional = {known.name for known in fields(cls) if "None" in str(known.type)}
@@ -230,7 +238,10 @@ class SiteRules:
             for name, value in table.items()
             if name != "preset"
         }
-        return cls(**said) if preset == CAREFUL else cls.trusting(**said)
+        try:
+            return cls(**said) if preset == CAREFUL else cls.trusting(**said)
+        except TypeError as error:
+            raise SettingsError(f"the owner's rules: {error}") from None
 
     def on_this_machine(self) -> SiteRules:
         """The same in a trial without keys: nothing leaves the machine, and nothing is masked."""
@@ -270,6 +281,7 @@ class SiteRules:
             told.append("Sums over mini-batches tell of as few rows as a batch has.")
         for name, words in (
             ("largest_rounds", "More exchanges"),
+            ("largest_fits", "More fits"),
             ("largest_choices", "Numbers of an analyst's choice in the settings"),
             ("largest_changes", "More changes of who adds up"),
         ):

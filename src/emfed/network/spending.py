@@ -89,6 +89,29 @@ class Tally(SpentOnce):
         return None
 
 
+@final
+class Fits(SpentOnce):
+    """How many fits the site took part in, and the names of the last ones."""
+
+    FILE = "fits"
+
+    def read(self) -> tuple[int, list[str]]:
+        """How many, and the last names."""
+        found = max(self._found(), key=lambda about: int(about["count"]), default=None)
+        return (0, []) if found is None else (int(found["count"]), list(found["runs"]))
+
+    def may(self, run: str, limit: int | None) -> bool:
+        """Whether a fit is known, or not one too many."""
+        count, runs = self.read()
+        return run in runs or limit is None or count < limit
+
+    def enter(self, run: str) -> None:
+        """Count a fit, once."""
+        count, runs = self.read()
+        if run not in runs:
+            self._keep({"count": count + 1, "runs": [*runs, run][-KEPT_LEDGER:]})
+
+
 class RunAllowance(NamedTuple):
     """What one run may tell and has told: mu squared, and the names of its answers."""
 
@@ -381,6 +404,7 @@ class SiteMemory:
 
     def __init__(self, directory: Path, disk: Disk = DISK, copies: Sequence[Path] = ()) -> None:
         self.tally = Tally(directory, disk, copies)
+        self.fits = Fits(directory, disk, copies)
         self.allowance = Allowance(directory, disk, copies)
         self.secret = Secret(directory, disk)
         self.described = DescribedRows(directory, disk)
