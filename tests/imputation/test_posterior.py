@@ -13,7 +13,7 @@ from scipy.stats import gamma
 import emfed
 from emfed.imputation import FAMILIES, Cells, Structure, impute
 from emfed.imputation.families import CellMoments, NegativeBinomialCells, ZeroInflatedCells
-from emfed.imputation.fit import settled_spread
+from emfed.imputation.fit import fitted_spread
 from emfed.imputation.lowrank import Covariates
 from emfed.imputation.posterior import (
     Posterior,
@@ -141,7 +141,7 @@ def test_sure_zeros_are_found_and_do_not_lower_the_mean_of_the_others() -> None:
     counts = rng.poisson(4.0, 900) * (rng.random(900) > 0.3) * 1.0
     cells = Cells(site, time, np.ones(900), counts, (30, 30))
     start = Solver(ZeroInflatedCells(), Structure(0, 1.0, 5.0, 5.0))
-    family = settled_spread(start, cells)
+    family = fitted_spread(start, cells)
     assert isinstance(family, ZeroInflatedCells)
     assert abs(family.share - 0.3) < 0.06
     assert family.base.spread < 0.1

@@ -2,7 +2,7 @@
 
 The quantiser is that of `emfed.compressors.subtractive`; its step is rounded to a power of
 2**(1/4), which takes one byte (`emfed.core.messages.GRID`). The noise need not be sent: the message
-holds E|Q|^2 = |x|^2 + noise, and the step tells the noise.
+holds E|Q|^2 = |x|^2 + noise, and the noise follows from the step.
 """
 
 from __future__ import annotations

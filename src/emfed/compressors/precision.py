@@ -1,6 +1,6 @@
 """Numbers in fewer bits, without bias.
 
-A scale may be any number at least as large as the norm it stands for: a quantiser that divides and
+A scale may be any number at least as large as the norm that it bounds: a quantiser that divides and
 multiplies by the same scale stays unbiased. Scales are therefore rounded *up* to float32 or
 bfloat16, and the codec sends them in 4 or 2 bytes, exactly. Numbers that stand for themselves are
 rounded up or down at random, with the mean they had.

@@ -15,7 +15,7 @@ COMPRESSOR_HELP = (
 
 
 def parse_compressor(text: str, where: str = "--compressor") -> Compressor:
-    """``dithering:4`` and its like; ``where`` it was read is told in errors."""
+    """``dithering:4`` and its like; errors say ``where`` it was read."""
     name, _, value = text.partition(":")
     try:
         if name == "none" and not value:

@@ -1,4 +1,4 @@
-"""All that is wrong with a table, told at once: file, line, column, value, what to do."""
+"""All that is wrong with a table, in one report: file, line, column, value, what to do."""
 
 from __future__ import annotations
 

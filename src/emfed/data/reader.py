@@ -205,7 +205,7 @@ def read(source: Any, schema: Schema | None = None) -> DataTable:
         why = next(iter(left.values()))
         raise DataError(f"{first.where}: no column holds numbers: {why}.")
     columns = tuple(c.name for c in wanted if c.name not in left)
-    # Lines are told where each row has one, as where no quoted cell has several.
+    # Messages name lines if each row is one line: no quoted cell has several.
     whole = len(text) == len(files) and all(
         file.first_line == FIRST_LINE and file.lines is None for file in text
     )

@@ -97,7 +97,7 @@ def _kind_of(table: Any, rows: Any) -> str:
 def frame_values(
     frame: Any, where: str, categories: Categories | None = None, advice: str = ENCODE
 ) -> Any:
-    """A data frame's numbers; all cells and columns that hold anything else are told at once.
+    """A data frame's numbers; all cells and columns that hold anything else are in one report.
 
     ``advice`` says what to do about such a column, with ``{name!r}`` for its name.
     """
@@ -236,7 +236,7 @@ def unknown_category(known: Sequence[Any]) -> tuple[str, str]:
 
 
 def in_words(table: Any, categories: Categories) -> dict[Any, Sequence[Any]]:
-    """The categories of a model that the table tells by name: numbers are codes of words."""
+    """The categories of a model that the table has by name: numbers are codes of words."""
     return {
         name: values
         for name, values in categories.items()

@@ -1,4 +1,4 @@
-"""What is wanted of a table: which columns, of which kinds, and what stands for no value."""
+"""What is wanted of a table: which columns, of which kinds, and how a missing value is written."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def advise(cell: str, kind: str, schema: Schema) -> tuple[str, str]:
 def _marked(cell: str, form: TextForm) -> tuple[str, str] | None:
     """What to say of a number with the mark that is not the decimal one; None if it is no number.
 
-    1,001 is a thousand and one to some and one and a thousandth to others: nobody guesses.
+    1,001 is a thousand and one to some and one and a thousandth to others, so it is refused.
     """
     mark, word = (",", "comma") if form.decimal == "." else (".", "point")
     between = "has marks between thousands"

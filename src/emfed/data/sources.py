@@ -319,8 +319,8 @@ def _numbers(frame: Any, names: Sequence[str], kind: Any) -> Any:
     """Columns of a lazy frame as numbers of one type, in this order; nulls become NaN."""
     import polars as pl
 
-    told = pl.Float32 if kind == np.float32 else pl.Float64
-    return pick_columns(frame, names).cast(told).fill_null(float("nan"))
+    target = pl.Float32 if kind == np.float32 else pl.Float64
+    return pick_columns(frame, names).cast(target).fill_null(float("nan"))
 
 
 def pick_columns(frame: Any, names: Sequence[str]) -> Any:

@@ -89,7 +89,7 @@ class HeldRows:
 def plain_rows(data: Workers, worker: int, refuse: bool = True) -> Iterator[FloatArray]:
     """A worker's rows, some at a time, where each counts once and is all there.
 
-    Rows with a missing value are an error to whoever has all rows before them. At a site they are
+    Rows with a missing value are an error where all rows are at hand. At a site they are
     left out: an error would tell others that there is one.
     """
     check_plain(data)
@@ -136,7 +136,7 @@ def check_rows_held(model: Model, data: Workers) -> None:
 
 
 def summary_shapes(model: Model, data: Workers) -> dict[str, tuple[int, ...]]:
-    """The shapes of what a model tells of one worker's rows in the opening."""
+    """The shapes of a model's summary of one worker's rows."""
     piece = next(iter(data.pieces(np.zeros(1, dtype=np.int64))))
     rows = next(iter(apart(piece))).rows
     return {name: values.shape[1:] for name, values in model.summary(rows).items()}

@@ -95,7 +95,7 @@ class Workers(ABC):
         return f"row {place}" if self.first_line is None else f"line {place + self.first_line}"
 
     def place(self, worker: int, row: int) -> int:
-        """Where a worker's row stands in the table it came from, counting from 0."""
+        """The place of a worker's row in the table it came from, counting from 0."""
         return row
 
     @property

@@ -32,7 +32,7 @@ from emfed.models.devices import Precision, Ragged, is_here
 from emfed.models.devices.placing import fits, place, place_blocks
 
 LARGE = 4096
-"""A worker with this many rows gains nothing from company."""
+"""A worker with this many rows is not stacked with others."""
 SMALL_BYTES = 1 << 26
 """Files up to this size are read once; a table beyond it is not copied to lie beside others."""
 STACK_ROWS = 1 << 16
@@ -109,7 +109,7 @@ class WorkerData(Workers):
         return np.diff(self.offsets)
 
     def place(self, worker: int, row: int) -> int:
-        """Where a worker's row stands in the table it came from, counting from 0."""
+        """The place of a worker's row in the table it came from, counting from 0."""
         return row if self.order is None else int(self.order[self.offsets[worker] + row])
 
     def counts_of(self, workers: IntArray) -> IntArray:
@@ -196,10 +196,10 @@ def of_file(
     workers: Workers, first_line: int | None, left_out: Mapping[str, str] | None = None
 ) -> Workers:
     """The same rows, with the line of the first and why columns of their file were left out."""
-    told: dict[str, Any] = {"first_line": first_line, "left_out": left_out or {}}
+    about: dict[str, Any] = {"first_line": first_line, "left_out": left_out or {}}
     if isinstance(workers, WorkerData):
-        return dataclasses.replace(workers, **told)
-    for name, value in told.items():
+        return dataclasses.replace(workers, **about)
+    for name, value in about.items():
         setattr(workers, name, value)
     return workers
 

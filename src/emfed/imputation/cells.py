@@ -46,7 +46,7 @@ MOST_CELLS = 1 << 20
 """Cells of a table whose sums are asked for: a part with two numbers of each has room in a
 message."""
 DIGITS = 40
-"""Sums of cells are told in a unit so many binary places below the size of all values: whole
+"""Sums of cells are sent in a unit so many binary places below the size of all values: whole
 numbers stay whole."""
 TableShape = tuple[int, int]
 """Sites and times."""
@@ -147,8 +147,8 @@ class Totals(Ask):
 
         def mean(block: Any, weights: Any) -> FloatArray:
             real = _weights(block, weights)
-            told = real[..., None] * np.abs(np.asarray(block)[..., 2:])
-            return np.asarray(told.sum(axis=1) / real.sum(axis=1)[:, None])
+            weighted = real[..., None] * np.abs(np.asarray(block)[..., 2:])
+            return np.asarray(weighted.sum(axis=1) / real.sum(axis=1)[:, None])
 
         return rows.sum(mean)
 
@@ -239,7 +239,7 @@ def _added(
 ) -> FloatArray:
     """Columns of the rows of each worker, or ones, added up by cell: divided by its rows.
 
-    ``keys`` are the cells that are told; None: all.
+    ``keys`` are the cells that are sent; None: all.
     """
     rows, count = np.asarray(block), shape[0] * shape[1]
     real, places = _weights(block, weights), _keys(rows, shape)
@@ -247,8 +247,8 @@ def _added(
     out = []
     for worker, own in enumerate(places):
         dense = [np.bincount(own, value[worker], count) for value in values]
-        told = dense if keys is None else [one[keys] for one in dense]
-        out.append(np.concatenate(told) / real[worker].sum())
+        picked = dense if keys is None else [one[keys] for one in dense]
+        out.append(np.concatenate(picked) / real[worker].sum())
     return np.stack(out)
 
 

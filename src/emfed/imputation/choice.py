@@ -132,7 +132,7 @@ class Search:
                 rest = self.cells.take(np.flatnonzero(self._fold != fold))
                 solver = self._solver(structure)
                 start = solver.start(rest, self._additive(solver, fold, rest))
-                theta = solver.settle(rest, start).theta(out.sites, out.times)
+                theta = solver.descend(rest, start).theta(out.sites, out.times)
                 total += float(self.family.deviance(theta, out.sums, out.weights).sum())
             self.tried[structure] = total / float(self.cells.weights.sum())
             share = len(self.tried) / (len(self.tried) + max(2, ABOUT - len(self.tried)))
@@ -162,8 +162,8 @@ class Search:
         solver = self._solver(Structure(rank=0))
         params = solver.fit(self.cells)
         theta = params.theta(self.cells.sites, self.cells.times)
-        told = self.cells.sums, self.cells.weights
-        score, gain = self.family.score(theta, *told), self.family.gain(theta, *told)
+        known = self.cells.sums, self.cells.weights
+        score, gain = self.family.score(theta, *known), self.family.gain(theta, *known)
         rows, columns = (len(np.unique(i)) for i in (self.cells.sites, self.cells.times))
         root = np.sqrt(self.cells.size)
         noise = float(np.sqrt(np.mean(score**2)) * root * (rows**-0.5 + columns**-0.5))

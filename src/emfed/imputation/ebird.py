@@ -160,7 +160,7 @@ def read_ebird(
         The file of observations.
     sampling : str or Path, optional
         The file of checklists. With it, complete checklists that do not name the species count as
-        zeros, and incomplete ones, whose absences nobody knows, do not count.
+        zeros, and incomplete ones, which say nothing of absences, do not count.
     species : str, optional
         A common or scientific name.
     region : str, optional
@@ -334,15 +334,15 @@ def _summed(frame: Any) -> Any:
     text = pl.col(_COUNT).str.strip_chars()
     number = text.cast(pl.Int64, strict=False)
     alone = frame.sort("line").group_by("SAMPLING EVENT IDENTIFIER", maintain_order=True)
-    told = (
+    count = (
         pl.when((text == "X").any())
         .then(pl.lit("X"))
-        .when((pl.len() == 1) | number.is_null().any())  # what is no number is told as it stands
+        .when((pl.len() == 1) | number.is_null().any())  # what is no number stays as it is
         .then(text.sort_by(number.is_not_null()).first())
         .otherwise(number.sum().cast(pl.String))
     )
     rest = pl.all().exclude(_COUNT).first()
-    return alone.agg(rest, told.alias(_COUNT)).with_columns(uncounted=pl.col(_COUNT) == "X")
+    return alone.agg(rest, count.alias(_COUNT)).with_columns(uncounted=pl.col(_COUNT) == "X")
 
 
 def _is_complete() -> Any:

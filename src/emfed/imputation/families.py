@@ -98,7 +98,7 @@ class CellFamily(ABC):
     def slopes(
         self, theta: FloatArray, sums: FloatArray, weights: FloatArray
     ) -> tuple[FloatArray, FloatArray]:
-        """`score`, and a curvature for steps and proposals: `gain`, or what stands in for it."""
+        """`score`, and a curvature for steps and proposals: `gain`, or an approximation of it."""
         return self.score(theta, sums, weights), self.gain(theta, sums, weights)
 
     @final
@@ -331,7 +331,7 @@ class Counts(CellFamily):
         for tail in (self._beyond_zeros(tail) for tail in tails):
             wide = nbinom.ppf(tail, 1 / extra, 1 / (1 + extra * mean))
             plain = poisson.ppf(tail, mean)
-            # The quantile at 0 is told as -1.
+            # scipy has -1 for the quantile at 0.
             out.append(np.maximum(np.where(extra * mean > 1e-4, wide, plain), 0.0)[place])
         return out[0], out[1]
 

@@ -367,7 +367,7 @@ def _solver(
     structure, choice, interrupted = given.structure, None, False
     # A spread of counts that the family's likelihood knows is found out before structures compete.
     pilot = Solver(grid.family, structure or Structure(rank=0), covariates, seed=given.seed)
-    family = settled_spread(pilot, cells)
+    family = fitted_spread(pilot, cells)
     if structure is None:
         choice, interrupted = _choice(given, grid, cells, family, covariates, progress)
         structure = choice.structure
@@ -417,7 +417,7 @@ def check_varied(family: CellFamily, cells: Cells) -> None:
         )
 
 
-def settled_spread(solver: Solver, cells: Cells) -> CellFamily:
+def fitted_spread(solver: Solver, cells: Cells) -> CellFamily:
     """The family with the likeliest spread of a first fit, where its likelihood has one."""
     family = solver.family
     if not isinstance(family, (NegativeBinomialCells, ZeroInflatedCells)):
@@ -444,8 +444,8 @@ def _paper(given: ImputeSettings, table: FieldTable, watch: Watch) -> Imputation
         batch=given.batch,
     )
     stopped, cells = run.until(given.stop, watch.callbacks), table.pooled
-    told = (run.records, run.ledger, stopped, given.seed)
-    return Imputation("paper", run.params, run.solver, table, cells, *told)
+    outcome = (run.records, run.ledger, stopped, given.seed)
+    return Imputation("paper", run.params, run.solver, table, cells, *outcome)
 
 
 def check_owners(table: FieldTable) -> None:

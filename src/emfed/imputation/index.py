@@ -151,7 +151,7 @@ def index_of(
             raise DataError(f"stratum {name!r} has no site with {least} records or more.")
         estimate, sums, observed = totals(fit, posterior, kept)
         _check_totals(name, estimate, labels, origin)
-        # Where every site was seen and none counted anything the index is 0, and nobody doubts it;
+        # Where every site was seen and none counted anything the index is 0 without error;
         # a line through logarithms takes what was expected there.
         none, expected = estimate <= 0, posterior.totals(kept)
         sums[:, none] = expected[:, none]

@@ -181,7 +181,7 @@ class ReadSettings:
 
     @classmethod
     def read(cls, options: Mapping[str, Any], *known: str) -> ReadSettings:
-        """Read keyword arguments; an unknown one is told."""
+        """Read keyword arguments; an unknown one is an error."""
         check_keys(options, known or (f.name for f in fields(cls)), "reading records")
         return cls(**options)
 
@@ -354,7 +354,7 @@ def scan(source: Any, names: Sequence[str], value: str | None = None) -> tuple[A
 def _absence(name: str | None, present: Sequence[str], value: str | None) -> str:
     """That a column is not there, and what may be done."""
     shown = ", ".join(map(repr, present[:12]))
-    told = f"no column {name!r}{' of counts' if name == value else ''}; there are {shown}."
+    problem = f"no column {name!r}{' of counts' if name == value else ''}; there are {shown}."
     naming = ByFace(
         "Name the columns with ColumnNames(...).",
         command="Name the columns with --site, --date, --value, --observer and --worker.",
@@ -375,10 +375,10 @@ def _absence(name: str | None, present: Sequence[str], value: str | None) -> str
     elif name == value:
         more = (
             " Records that only say where a species was seen (presence only, as GBIF's without "
-            "individualCount) cannot be used: nothing tells a place where it was not found from "
-            "one where nobody looked. Add the visits that found none, with a count of 0."
+            "individualCount) cannot be used: they do not say where it was not found, "
+            "or where there was no visit. Add the visits that found none, with a count of 0."
         )
-    return Wording("{} {}{}", told, naming, more)
+    return Wording("{} {}{}", problem, naming, more)
 
 
 def columns_in(path: str | Path) -> list[str]:
@@ -412,12 +412,12 @@ def reduce_records(
     rows, good, intake, effort = _prepared(frame, settings, origin, extra)
     every = collect(rows.select("site").unique()).drop_nulls()["site"].sort()
     good, skill = _with_skill(good, every, settings)
-    told = () if effort is None else tuple(f"effort {name}" for name in effort.names)
+    columns = () if effort is None else tuple(f"effort {name}" for name in effort.names)
     cells = collect(
         good.group_by("worker", "site", "time").agg(
             pl.col("exposure").sum(),
             _forward(family).sum().alias("total"),
-            pl.col(list(told)).mean(),
+            pl.col(list(columns)).mean(),
         )
     )
     if cells.height == 0:
@@ -437,7 +437,7 @@ def reduce_records(
     )
     table = replace(table, effort=effort, skill=skill)
     if effort is not None:
-        above = cells.select(told).to_numpy() - np.array(effort.centre)
+        above = cells.select(columns).to_numpy() - np.array(effort.centre)
         at = every.search_sorted(cells["site"]).to_numpy(), time - span.first
         parts = effort_parts(above, cells["exposure"].to_numpy(), *at, table.shape)
         table = replace(table, effort_parts=parts)
@@ -505,8 +505,9 @@ def _prepared(
     number = ordinal(pl.col("day"), settings.bins)
     good, effort, without = _with_effort(good, number, settings.effort, family)
     if without:
-        told = {**intake.filtered, "effort is missing, or 0 where its logarithm counts": without}
-        intake = replace(intake, used=intake.used - without, filtered=told)
+        reason = "effort is missing, or 0 where its logarithm counts"
+        filtered = {**intake.filtered, reason: without}
+        intake = replace(intake, used=intake.used - without, filtered=filtered)
     return rows, good.with_columns(time=number), intake, effort
 
 
@@ -544,14 +545,16 @@ def _with_effort(
     if frame.height == 0:
         raise DataError("no record has all of its effort: nothing can be fitted.")
     values = frame.select(names).to_numpy()
-    told = tuple(name.removeprefix("effort ") for name in names)
+    covariates = tuple(name.removeprefix("effort ") for name in names)
     site = frame["site"].cast(pl.Categorical).to_physical().to_numpy().astype(np.int64)
     at = site, frame["time"].to_numpy().astype(np.int64)
     counts = family.forward(frame["number"].to_numpy().astype(np.float64))
     if known is None:
-        known = fit_effort(told, values, counts, *at, rates=not family.counts)
-    elif known.names != told:
-        raise DataError(f"the effort is of {', '.join(known.names)}; the records have {told}.")
+        known = fit_effort(covariates, values, counts, *at, rates=not family.counts)
+    elif known.names != covariates:
+        raise DataError(
+            f"the effort is of {', '.join(known.names)}; the records have {covariates}."
+        )
     own = known.exposure(values) if family.counts else known.worth(values, counts, *at)
     exposure = frame["exposure"].to_numpy() * own
     lazy = frame.with_columns(exposure=pl.Series(exposure)).lazy()

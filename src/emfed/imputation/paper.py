@@ -46,7 +46,7 @@ QUANTISER = block_quantization(4)
 
 @final
 class Growing:
-    """A table of zeros, but for the cells it was told of: sorted keys and their values."""
+    """A table of zeros, but for some cells: sorted keys and their values."""
 
     def __init__(self) -> None:
         self.keys: IntArray = np.empty(0, dtype=np.int64)
@@ -157,9 +157,9 @@ class PaperRun:
             keys = self.draw(round_, worker)
             values, size = self.upload(round_, worker, keys)
             evaluations += len(keys)
-            rate, told = self.rate(worker, keys), values != 0
+            rate, kept = self.rate(worker, keys), values != 0
             # Delta is 0 where nothing was ever observed, in most of the table: that stays out.
-            cells, values = keys[told], values[told]
+            cells, values = keys[kept], values[kept]
             self.memories[worker].add(cells, rate * values)
             uploads.add(cells, values / n)
             remembered.add(cells, rate * values / n)

@@ -54,7 +54,7 @@ from emfed.models.sides import Side, Strength, drift_of, lags_of, line
 DRAWS = 200
 """Draws that are kept; at least half as many sweeps come before the first."""
 _BURN_IN = 60
-"""Sweeps before the first draw. Spread and strengths have settled after 10 to 30."""
+"""Sweeps before the first draw. Spread and strengths are stationary after 10 to 30."""
 _WORK = 4e7
 """Cells times draws that a chain of the default length is worth: about ten minutes of counts."""
 _FEWEST = 40
@@ -155,7 +155,7 @@ class Posterior:
     ) -> None:
         if cells.size == 0:
             raise DataError(
-                "no cell is known here, so how sure an estimate is cannot be told: an owner's "
+                "no cell is known here, so estimates have no bounds: an owner's "
                 "table, `transform(table)`, has what it takes."
             )
         self.family, self.seed = solver.family, seed
@@ -360,8 +360,8 @@ def _kurtosis_of(draws: FloatArray) -> float:
 
 def dispersion(family: CellFamily, cells: Cells, params: TableParameters) -> float:
     """How many times the variance of the family records have, at least once."""
-    told = params.theta(cells.sites, cells.times), cells.sums, cells.weights
-    return max(1.0, float((family.score(*told) ** 2).sum() / family.gain(*told).sum()))
+    at = params.theta(cells.sites, cells.times), cells.sums, cells.weights
+    return max(1.0, float((family.score(*at) ** 2).sum() / family.gain(*at).sum()))
 
 
 @final
@@ -475,8 +475,8 @@ class _Chain:
     ) -> float:
         """The log density of a spread of counts where theta is known; its prior has mean 1."""
         family = counts.in_chain(spread, power, fall, self.typical)
-        told = self.cells.sums, self.cells.weights
-        inner = family.normaliser(*told) - float(family.loss(theta, *told).sum())
+        known = self.cells.sums, self.cells.weights
+        inner = family.normaliser(*known) - float(family.loss(theta, *known).sum())
         return float(inner - spread + np.log(spread))
 
     def _start(self, params: TableParameters) -> float:
@@ -494,7 +494,7 @@ class _Chain:
         state = self.state
         return family.in_chain(state.spread, state.power, state.fall, self.typical)
 
-    def _told(self) -> tuple[FloatArray, FloatArray]:
+    def _in_units(self) -> tuple[FloatArray, FloatArray]:
         """Weights and sums in units of the spread."""
         cells, unit = self.cells, self.state.spread
         if not self._quadratic:
@@ -628,7 +628,7 @@ class _Chain:
     def _draw_common(self) -> None:
         """The offset and the coefficients."""
         cells, params, family = self.cells, self.state.params, self._family()
-        weights, sums = self._told()
+        weights, sums = self._in_units()
         theta = params.theta(cells.sites, cells.times)
         design = np.ones((cells.size, 1 + len(params.coefficients)))
         if len(params.coefficients):
@@ -681,7 +681,7 @@ class _Chain:
         """One side's rows drawn given the other's."""
         if rows.size == 0:
             return rows
-        family, (weights, sums) = self._family(), self._told()
+        family, (weights, sums) = self._family(), self._in_units()
         noise = self._normals(side.noises(len(rows)))
         if family.quadratic:
             theta = rest + side.contribution(rows)
@@ -721,9 +721,9 @@ class _Chain:
         """About where rows are proposed: near their mode, the information there, and a draw.
 
         Steps go from the last mode on, as long as they are large. It need not be the very mode:
-        where proposals come from is told to the rule that keeps them.
+        the rule that keeps proposals takes their density into account.
         """
-        (weights, sums), mode = self._told(), self._modes[which]
+        (weights, sums), mode = self._in_units(), self._modes[which]
         for _ in range(_NEWTON):
             theta = rest + side.contribution(mode)
             score, gain = family.slopes(theta, sums, weights)
@@ -748,7 +748,7 @@ class _Chain:
         state, cells, family = self.state, self.cells, self._family()
         if not state.params.effects:
             return
-        weights, sums = self._told()
+        weights, sums = self._in_units()
         theta = state.params.theta(cells.sites, cells.times)
         now = float(family.loss(theta, sums, weights).sum())
         moves = self._normals(2 * state.params.rank).reshape(-1, 2)

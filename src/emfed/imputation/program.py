@@ -150,7 +150,7 @@ def save_table(path: str | Path, shared: SharedTable, cells: Cells) -> None:
 
 
 def load_table(path: str | Path) -> FieldTable:
-    """Read the sums of cells that sites have told together, for `emfed.impute`.
+    """Read the sums of cells that sites have added up, for `emfed.impute`.
 
     Parameters
     ----------
@@ -181,5 +181,5 @@ def load_table(path: str | Path) -> FieldTable:
     arrays, about = load_sealed(path, SEAL)
     shared = SharedTable.read(about)
     (_, times), keys = shared.grid.shape, arrays["keys"]
-    told = (keys // times, keys % times, arrays["weights"], arrays["sums"])
-    return table_of_sums(shared.grid, Cells(*told, shared.grid.shape))
+    cells = (keys // times, keys % times, arrays["weights"], arrays["sums"])
+    return table_of_sums(shared.grid, Cells(*cells, shared.grid.shape))

@@ -143,7 +143,7 @@ def _heat_maps(fit: Imputation) -> Section:
             ("relative error of the mean", np.minimum(error, 2.0), None),
         )
     ]
-    caption = f"The {len(rows)} sites with the most records, grey where nobody looked."
+    caption = f"The {len(rows)} sites with the most records, grey where there is no record."
     return Section("The table", figures=[Figure(caption, panels, apart=True)])
 
 

@@ -1,8 +1,8 @@
 """T(S): the parameters that minimise the penalised negative log-likelihood of cell sums.
 
 An additive fit, then the leading factors of its sparse residual, then alternating sweeps until the
-objective stands still. Every step costs cells x rank^2 operations; the factors of a sparse matrix
-come from matrix-vector products.
+objective no longer falls. Every step costs cells x rank^2 operations; the factors of a sparse
+matrix come from matrix-vector products.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ class Solver:
     def fit(self, cells: Cells, warm: TableParameters | None = None) -> TableParameters:
         """Sweeps from ``warm``, or from the additive fit and the factors of its residual."""
         start = self.start(cells) if warm is None else warm
-        return self.settle(cells, start)
+        return self.descend(cells, start)
 
     def additive(self, cells: Cells) -> TableParameters:
         """The fit of rank 0 under the same penalties."""
-        return self.settle(cells, self._nothing(cells), replace(self.structure, rank=0))
+        return self.descend(cells, self._nothing(cells), replace(self.structure, rank=0))
 
     def start(self, cells: Cells, additive: TableParameters | None = None) -> TableParameters:
         """The additive fit, and the leading factors of what it leaves."""
@@ -76,7 +76,7 @@ class Solver:
             times=np.concatenate([right * root, additive.times[:, tail]], axis=1),
         )
 
-    def settle(
+    def descend(
         self, cells: Cells, params: TableParameters, structure: Structure | None = None
     ) -> TableParameters:
         """Sweeps until the objective falls by less than the tolerance, relatively, or they end."""

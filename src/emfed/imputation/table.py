@@ -28,9 +28,9 @@ from emfed.models.sides import add_up
 
 logger = logging.getLogger(__name__)
 _MANY_ONES = 10
-"""Cells with a count of 1 from which on a lack of zeros is told: counts that reach 1 reach 0."""
+"""Cells with a count of 1 from which on a lack of zeros is odd: counts that reach 1 reach 0."""
 _FEW_CELLS = 20
-"""Cells below which half of all birds in one is nothing odd."""
+"""Cells below which half of all birds in one is not odd."""
 
 
 @final
@@ -391,7 +391,7 @@ def build_table(
 def known_table(
     grid: Grid, names: Sequence[str] = (), parts: Sequence[WorkerCells] = ()
 ) -> FieldTable:
-    """What a server knows of a table elsewhere: the cells that each worker told, if any did."""
+    """What a server knows of a table elsewhere: the cells that each worker sent, if any did."""
     nothing: FloatArray = np.empty(0)
     keys = np.concatenate([part.keys for part in parts] or [nothing.astype(np.int64)])
     weights, sums = (

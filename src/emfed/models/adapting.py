@@ -36,19 +36,19 @@ def adapt(
 ) -> tuple[Model, FloatArray]:
     """The model bound to these rows and the common ones, and its statistics at the optimum.
 
-    ``model``, ``statistics`` and ``summary`` (of all rows, as the opening exchange told) are those
+    ``model``, ``statistics`` and ``summary`` (of all rows, from the opening exchange) are those
     of the common fit.
     """
     n = len(rows)
     share = worth / (n + worth)
     user = model.to_user(model.maximize(statistics))
-    told = model.summary(rows)
-    if {n: np.shape(a) for n, a in told.items()} != {n: np.shape(a) for n, a in summary.items()}:
+    here = model.summary(rows)
+    if {n: np.shape(a) for n, a in here.items()} != {n: np.shape(a) for n, a in summary.items()}:
         raise DataError(
             "the summary of all rows that came with the model is not one of such rows: the model "
             "file was altered, or is of another release. Fit the model again."
         )
-    both = {name: np.stack([told[name], summary[name]]) for name in told}
+    both = {name: np.stack([here[name], summary[name]]) for name in here}
     counts, weights = np.array([n, int(np.ceil(worth))]), np.array([1 - share, share])
     own = model.bind(both, counts, weights)
     # A prior that does not know the number of rows is in T already: at S, T gives theta.
@@ -66,7 +66,7 @@ def climb(
 ) -> FloatArray:
     """EM on rows and common statistics, which count for ``share``, until little is left to gain.
 
-    It starts from the common model unless told otherwise.
+    It starts from the common model by default.
     """
     theta = model.maximize(common) if start is None else start
     statistics, gain = common, np.inf

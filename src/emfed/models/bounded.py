@@ -155,8 +155,8 @@ class Asked:
     def describe(self) -> tuple[dict[str, Any], FloatArray]:
         """Plain JSON types, and numbers; the text is equally long whatever rows said before."""
         if self.edges is not None:
-            told = {"shares": self.shares, "columns": len(self.edges)}
-            return told, np.concatenate([[self.step], self.edges.ravel()])
+            columns = {"shares": self.shares, "columns": len(self.edges)}
+            return columns, np.concatenate([[self.step], self.edges.ravel()])
         k, d = self.params.means.shape
         about: dict[str, Any] = {"shares": self.shares, "columns": d, "components": k}
         about["covariance"] = self.kind
@@ -174,8 +174,8 @@ class Asked:
         listed = isinstance(rivals, list) and len(rivals) <= MOST_RIVALS
         counts = [d, k, shares, *(rivals if listed else ["no list"])]
         small = all(type(n) is int and 0 <= n <= 1 << 20 for n in counts)
-        told = len(numbers) > 1 and np.isfinite(numbers).all() and 0 < numbers[0] < 1
-        if not (small and told and d and shares):
+        fine = len(numbers) > 1 and np.isfinite(numbers).all() and 0 < numbers[0] < 1
+        if not (small and fine and d and shares):
             raise WireError("a private question gives its lattice, columns and components.")
         step, radius = float(numbers[0]), float(numbers[1])
         if not k:
@@ -252,8 +252,8 @@ def _gains(asked: Asked) -> Callable[[FloatArray], FloatArray]:
 
     def of(moved: FloatArray) -> FloatArray:
         with np.errstate(all="ignore"):  # of a row far away, densities may be anything
-            told = [np.logaddexp.reduce(part.logits(moved), axis=1) for part in parts]
-            gains = np.stack(told[1:], axis=1) - told[0][:, None]
+            densities = [np.logaddexp.reduce(part.logits(moved), axis=1) for part in parts]
+            gains = np.stack(densities[1:], axis=1) - densities[0][:, None]
         return np.asarray(_cut(clipped(gains, asked.radius), FINE).sum(axis=0))
 
     return of
@@ -362,7 +362,7 @@ def _counts(edges: FloatArray, blocks: Iterable[FloatArray]) -> FloatArray:
 
 
 def to_integers(asked: Asked, sums: FloatArray) -> IntArray:
-    """A worker's sums on the lattice; what it tells has noise besides."""
+    """A worker's sums on the lattice, before noise."""
     return np.rint(sums * (asked.scales / asked.step)).astype(np.int64)
 
 

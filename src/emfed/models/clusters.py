@@ -254,8 +254,8 @@ class Clusters(Model):
         count = total_weight(data, weights)[..., None]
         parts = {"mass": to_numpy(mass) / count, "first": to_numpy(sums) / count[..., None]}
         if self.smallest > 1:
-            told = to_numpy(rows) >= self.smallest
-            parts = {"mass": parts["mass"] * told, "first": parts["first"] * told[..., None]}
+            kept = to_numpy(rows) >= self.smallest
+            parts = {"mass": parts["mass"] * kept, "first": parts["first"] * kept[..., None]}
         return self.layout.join(parts)
 
     @property
@@ -266,8 +266,8 @@ class Clusters(Model):
     def _swept(self, data: Any, params: Centres, weights: Any | None) -> FloatArray | None:
         """The statistics by a kernel, or None where there is none."""
         rows = ragged(data, weights)
-        told = self.smallest <= 1 or (rows is not None and rows.weights is None)
-        if rows is None or self.fill or not told or self.n_components > MOST_COMPONENTS:
+        counted = self.smallest <= 1 or (rows is not None and rows.weights is None)
+        if rows is None or self.fill or not counted or self.n_components > MOST_COMPONENTS:
             return None
         sums = sweep(rows, self._pass(params))
         kept = sums.mass >= self.smallest if self.smallest > 1 else np.ones_like(sums.mass)
@@ -360,8 +360,8 @@ class Clusters(Model):
     def moved(self, statistics: FloatArray, attempt: int) -> FloatArray | None:
         """The two clusters that lose least become one; the free one goes beside one that is wide.
 
-        Nobody tells how wide a cluster is. One with much mass, far from its neighbour, has most to
-        gain; the new centre stands on its other side, where a long tail has its rows.
+        The width of a cluster is not known. One with much mass, far from its neighbour, has most to
+        gain; the new centre is on its other side, where a long tail has its rows.
         """
         parts = {n: value.copy() for n, value in self.layout.split(statistics).items()}
         mass, first, k = parts["mass"], parts["first"], self.n_components
@@ -559,14 +559,14 @@ class Buckets(Model):
     """At most so many clusters, which begin as one and split where rows are.
 
     S holds what was measured. T puts a bucket's children around its mean, in directions that
-    follow from the seed, as long as buckets are unused; so both ends know where they stand, and no
-    split is ever told. A round is one of Lloyd's algorithm on all of them.
+    follow from the seed, as long as buckets are unused; so both ends compute the same splits, and
+    none is ever sent. A round is one of Lloyd's algorithm on all of them.
     """
 
     inner: Clusters
     seed: int = 0
     least: int = 0
-    """Buckets with fewer rows of all workers are unused: those of which no owner tells."""
+    """Buckets with fewer rows of all workers are unused."""
 
     @property
     def most(self) -> int:

@@ -104,7 +104,7 @@ class FamilyColumns:
 @final
 @dataclass(frozen=True, eq=False)
 class ColumnBound:
-    """What the opening exchange told of the columns."""
+    """What is known of the columns from the opening exchange."""
 
     observed: FloatArray
     origin: FloatArray
@@ -190,7 +190,7 @@ class Columns:
 
     @property
     def key(self) -> tuple[str, bytes]:
-        """What tells these features from those of other families, or of another frame."""
+        """A key that differs between families, and between frames."""
         known = self.constants
         frame = np.stack([known.origin, known.scale, known.observed])
         return f"{self.missing} {self.describe()}", frame.tobytes()
@@ -388,7 +388,7 @@ class Columns:
 
     @property
     def constants(self) -> ColumnBound:
-        """What `bind` was told."""
+        """What `bind` found."""
         assert self.bound is not None
         return self.bound
 
@@ -454,7 +454,7 @@ class Columns:
             return y, seen, z, None
         exposure = _by_column(xp, rows, group.exposures)
         exposure = exposure / xp.asarray(known.scale[group.exposures][:, None], device=where)
-        if self.missing:  # a count that was exposed to nobody knows what says nothing
+        if self.missing:  # a count without its exposure says nothing
             seen = ~xp.isnan(exposure) & seen
             exposure = xp.where(seen, exposure, 1.0)
         return y, seen, z, exposure

@@ -74,8 +74,8 @@ def normal_portrait(
     cells = []
     for j in range(means.shape[1]):
         d = digits(sd[:, j])
-        told = zip(means[:, j].tolist(), sd[:, j].tolist(), strict=True)
-        cells.append([f"{fixed(m, d)} ± {fixed(s, d)}" for m, s in told])
+        pairs = zip(means[:, j].tolist(), sd[:, j].tolist(), strict=True)
+        cells.append([f"{fixed(m, d)} ± {fixed(s, d)}" for m, s in pairs])
     every = np.arange(means.shape[1], dtype=np.int64)
     legend = "mean ± standard deviation"
     return Portrait(weights, names, cells, every, means, spread, legend=legend)
@@ -160,16 +160,16 @@ def column_portrait(
 
 def _words(arrays: Mapping[str, FloatArray]) -> list[str]:
     """One column's parameters in each component, few words; the same decimals in all."""
-    told = [[f"{name} {text}" for text in _numbers(values)] for name, values in arrays.items()]
-    return [", ".join(parts) for parts in zip(*told, strict=True)]
+    texts = [[f"{name} {text}" for text in _numbers(values)] for name, values in arrays.items()]
+    return [", ".join(parts) for parts in zip(*texts, strict=True)]
 
 
 def _numbers(values: FloatArray) -> list[str]:
     """The first numbers of each component, ``(K,)`` or ``(K, n)``."""
     values = np.asarray(values).reshape(len(values), -1)
     more = " …" if values.shape[1] > MOST_NUMBERS else ""
-    told = np.reshape(alike(values[:, :MOST_NUMBERS].ravel()), (len(values), -1))
-    return [" ".join(row) + more for row in told.tolist()]
+    texts = np.reshape(alike(values[:, :MOST_NUMBERS].ravel()), (len(values), -1))
+    return [" ".join(row) + more for row in texts.tolist()]
 
 
 def principal_plane(portrait: Portrait) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:

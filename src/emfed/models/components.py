@@ -63,7 +63,7 @@ def keep_dying(
 
 
 TRACE = 1e-9
-"""The mass of a component that stands for none: nothing that is computed notices it."""
+"""The mass of a component that has no rows: too small to change any result."""
 
 
 def as_copies(layout: Layout, statistics: FloatArray, empty: BoolArray) -> FloatArray:
@@ -92,7 +92,7 @@ def passed_on(
     """Statistics in which other components have what ``empty`` ones held.
 
     That may be nearly half a row each: of a table of six rows a twelfth. The component gets it by
-    which the ``loss`` (infinite outside the domain) grows least, or nobody.
+    which the ``loss`` (infinite outside the domain) grows least, or no component does.
     """
     out = statistics.copy()
     for place in np.flatnonzero(empty).tolist():
@@ -137,21 +137,21 @@ def keep_copies(layout: Layout, before: FloatArray, after: FloatArray) -> FloatA
 
 SMALLEST_COMPONENT = 3
 """The fewest rows of all workers together that a component of a masked sum has, unless owners say
-otherwise: of one or two, its mean tells the rows. Not tuned; of 96 masked fits of the tables of
-`benchmarks estimators` five had such components, all with a common covariance and hardly any rows
-for so many components."""
+otherwise: of one or two, the rows follow from its mean. Not tuned; of 96 masked fits of the tables
+of `benchmarks estimators` five had such components, all with a common covariance and hardly any
+rows for so many components."""
 
 
 def thin(shares: FloatArray, rows: float, least: float = SMALLEST_COMPONENT) -> BoolArray:
     """Which components have some of so many rows, but fewer than owners tell of.
 
-    A trace of mass stands for none.
+    A trace of mass counts as none.
     """
     return np.asarray((shares > 2 * TRACE) & (shares * rows < least - 1e-9))
 
 
 def without_thin(layout: Layout, statistics: FloatArray, few: BoolArray) -> FloatArray:
-    """Statistics whose components with ``few`` rows stand for none, see `as_copies`.
+    """Statistics whose components with ``few`` rows have none, see `as_copies`.
 
     The heaviest takes their rows, so that sums over all components stay as they are.
     """
@@ -223,7 +223,7 @@ def held_at(
     found: dict[tuple[int, float], list[int]] = {}
     for k, j in np.argwhere(low).tolist():
         found.setdefault((j, round(float(values[k, j] / spread[j]), 2)), []).append(k)
-    digits = 4 - np.floor(np.log10(spread)).astype(np.int64)  # noise of the fit is not told
+    digits = 4 - np.floor(np.log10(spread)).astype(np.int64)  # the rest is noise of the fit
     return tuple(
         HeldUp(
             tuple(own),

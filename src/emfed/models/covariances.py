@@ -57,7 +57,7 @@ class _Matrices(GaussianMixture):
         return float(0.5 * np.sum(self.prior_weight(self.n_features) * log_det + inner))
 
     def by_component(self, params: GaussianParameters) -> FloatArray:
-        """The matrices; one that is shared stands for each."""
+        """The matrices; a shared one is repeated."""
         k, d = params.means.shape
         return np.broadcast_to(params.covariances, (k, d, d))
 
@@ -118,7 +118,7 @@ class Known(_Shared):
     def at_floor(self, params: GaussianParameters, low: float) -> tuple[HeldUp, ...]:
         return ()
 
-    def settle(self, params: GaussianParameters) -> GaussianParameters:
+    def with_known(self, params: GaussianParameters) -> GaussianParameters:
         return GaussianParameters(params.weights, params.means, self._inner())
 
     def start_from(self, draws: FloatArray) -> tuple[FloatArray, FloatArray]:
@@ -166,7 +166,7 @@ class _Tied(_Shared):
         own = [(j,) for j in alone] if alone else [flattest(params.covariances)]
         return tuple(HeldUp(tuple(range(len(params.weights))), 1.0, columns) for columns in own)
 
-    def settle_clusters(
+    def feasible_clusters(
         self, mass: FloatArray, centres: FloatArray
     ) -> tuple[FloatArray, FloatArray]:
         """Light enough, then near enough, that the scatter of the centres leaves some within.
@@ -207,7 +207,7 @@ class _Tied(_Shared):
         within = whole - means.T @ means / len(means)
         return means, raise_eigenvalues(within, max(self.covariance_floor, 1e-12))
 
-    def settle(self, params: GaussianParameters) -> GaussianParameters:
+    def with_known(self, params: GaussianParameters) -> GaussianParameters:
         return params
 
 
@@ -292,7 +292,7 @@ class Full(_Matrices):
         means, scale = self.to_user(params).means, self.constants.frame.scale
         return held_in(params.weights, means, scale, params.covariances, low)
 
-    def settle(self, params: GaussianParameters) -> GaussianParameters:
+    def with_known(self, params: GaussianParameters) -> GaussianParameters:
         return params
 
     @property
@@ -389,7 +389,7 @@ class Full(_Matrices):
 class _Variances(GaussianMixture):
     """Covariances that are variances, one per component and column or one per component."""
 
-    def settle(self, params: GaussianParameters) -> GaussianParameters:
+    def with_known(self, params: GaussianParameters) -> GaussianParameters:
         return params
 
     @property
@@ -477,7 +477,7 @@ class Spherical(_Variances):
         return np.broadcast_to(params.covariances[:, None], params.means.shape)
 
     def kept_of(self, moment: FloatArray) -> FloatArray:
-        """The spread of each column, of which the covariance tells the mean alone."""
+        """The spread of each column, of which the covariance is the mean."""
         return _diagonal(moment)
 
     @property

@@ -64,7 +64,7 @@ is Gaussian they lose less than a thousandth of a nat for each of its rows."""
 @stored("gaussian-mixture/bound")
 @dataclass(frozen=True, eq=False)
 class BoundGaussian:
-    """What the opening exchange told: the frame, the sample count, the second moment if asked."""
+    """What is known from the opening exchange."""
 
     frame: Frame
     samples: int
@@ -157,7 +157,7 @@ class GaussianMixture(MixtureModel):
 
     @property
     def told_products(self) -> bool:
-        """Whether the opening tells products of columns."""
+        """Whether the opening has products of columns."""
         return False
 
     def kept_of(self, moment: FloatArray) -> FloatArray:
@@ -166,7 +166,7 @@ class GaussianMixture(MixtureModel):
 
     @property
     def column_moments(self) -> FloatArray:
-        """Second moments of the columns where one spread stands for all; elsewhere none."""
+        """Second moments of the columns where all columns share one spread; else none."""
         return np.empty(0)
 
     def moment_in(self, parts: dict[str, FloatArray]) -> FloatArray | None:
@@ -177,7 +177,7 @@ class GaussianMixture(MixtureModel):
 
     @cached_property
     def constants(self) -> BoundGaussian:
-        """What `bind` was told."""
+        """What `bind` found."""
         return known(self.bound)
 
     @property
@@ -401,7 +401,7 @@ class GaussianMixture(MixtureModel):
                 shapes[old] -= np.outer(step, step)
             else:
                 own = np.broadcast_to(shapes[old], d)
-                narrow = self.column_moments  # one spread stands for all: the widest column
+                narrow = self.column_moments  # all columns share one spread: take the widest
                 column = int(
                     np.argsort(-own * narrow if len(narrow) else -own, kind="stable")[axis]
                 )
@@ -469,7 +469,7 @@ class GaussianMixture(MixtureModel):
     ) -> GaussianParameters:
         """Clusters of one shape, with the variances within them."""
         if self.shared_covariance:
-            mass, centres = self.settle_clusters(mass, centres)
+            mass, centres = self.feasible_clusters(mass, centres)
             shapes = self.lift(self.covariances_from(mass, centres, None))
         else:
             shapes = np.stack([self.of_moment(spread)] * len(mass))
@@ -485,7 +485,7 @@ class GaussianMixture(MixtureModel):
             return moment
         return self.column_moments if len(self.column_moments) else None
 
-    def settle_clusters(
+    def feasible_clusters(
         self, mass: FloatArray, centres: FloatArray
     ) -> tuple[FloatArray, FloatArray]:
         """Clusters that rows with the known second moment can have; here all can."""
@@ -521,14 +521,14 @@ class GaussianMixture(MixtureModel):
         symmetric = own.ndim == 2 or np.allclose(own, np.swapaxes(own, -1, -2))
         if not symmetric or not self.all_positive(inner.covariances):
             raise SettingsError("start covariances must be symmetric and positive definite.")
-        return self.settle(inner)
+        return self.with_known(inner)
 
     @abstractmethod
-    def settle(self, params: GaussianParameters) -> GaussianParameters:
-        """Starting parameters with what the model already knows put in."""
+    def with_known(self, params: GaussianParameters) -> GaussianParameters:
+        """Starting parameters, with what the model knows in place of theirs."""
 
     def held_up(self, params: GaussianParameters) -> tuple[HeldUp, ...]:
-        """Components whose covariance stands at the floor, by column or combination of columns."""
+        """Components whose covariance is at the floor, by column or combination of columns."""
         low = NEAR_FLOOR * self.covariance_floor
         if low == 0 or self.all_positive(params.covariances, -low):
             return ()
@@ -543,7 +543,7 @@ class GaussianMixture(MixtureModel):
         return ModelWords(f"Gaussian mixture with {plural(self.n_components, 'component')}")
 
     def describe(self) -> dict[str, Any]:
-        """The settings; the data's constants are told apart by the run's fingerprint."""
+        """The settings; constants of the data are not among them."""
         prior = self.covariance_prior
         return {
             "model": "gaussian-mixture",

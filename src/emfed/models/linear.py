@@ -85,7 +85,7 @@ class LinearGaussian(Model):
         check_rows(data, where, columns, self.n_features, first)
 
     def summary(self, data: Any, weights: Any | None = None) -> dict[str, FloatArray]:
-        """Nothing that T needs; the width of the mean tells the dimension."""
+        """Nothing that T needs; the width of the mean is the dimension."""
         return {"mean": moments(data, weights, full=False)[0]}
 
     def bind(self, summaries: Summaries, counts: IntArray, weights: FloatArray) -> Self:

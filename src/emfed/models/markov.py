@@ -170,7 +170,7 @@ class HiddenMarkov(Model):
             families.check(sequence, f"{where}, sequence {first + number}", columns, 0)
 
     def summary(self, data: Any, weights: Any | None = None) -> dict[str, FloatArray]:
-        """The mean length, and of all steps what `Columns` tells."""
+        """The mean length, and the summary of `Columns` over all steps."""
         rows = to_numpy(data)
         *lead, n, t, d = rows.shape
         length = lengths(~np.isnan(rows))
@@ -178,9 +178,9 @@ class HiddenMarkov(Model):
         steps = (np.arange(t) < length[..., None]) * w[..., None]
         columns = self.columns.fit_to(d)
         flat = rows.reshape(*lead, n * t, d)
-        told = columns.summary(flat, steps.reshape(*lead, n * t))
+        of_steps = columns.summary(flat, steps.reshape(*lead, n * t))
         mean = (length * w).sum(axis=-1) / w.sum(axis=-1)
-        return {"length": mean[..., None], **told}
+        return {"length": mean[..., None], **of_steps}
 
     def combine(self, summaries: Summaries, shares: FloatArray) -> dict[str, FloatArray]:
         """The summary of a union: steps count, not sequences."""

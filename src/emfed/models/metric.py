@@ -145,7 +145,7 @@ class GaussianMetric(Metric):
     ) -> Self:
         """The metric at these parameters, fitted to so many samples.
 
-        With the ``variances`` of its columns a spherical model is told of each column as finely as
+        With the ``variances`` of its columns a spherical model resolves each column as finely as
         that column varies: what is nothing beside the one spread that all columns share may be
         more than a narrow column holds.
         """

@@ -370,8 +370,8 @@ class MixedMixture(MixtureModel):
         if len(families) > 1:
             kind = "mixture" if self.n_components > 1 else "model"
             many = f" with {parts}" if self.n_components > 1 else ""
-            told = ", ".join(families) if len(families) < 4 else f"{len(families)} families"
-            return ModelWords(f"{kind} of mixed columns ({told}){many}")
+            listed = ", ".join(families) if len(families) < 4 else f"{len(families)} families"
+            return ModelWords(f"{kind} of mixed columns ({listed}){many}")
         kind = f"mixture with {parts}" if self.n_components > 1 else "model of independent columns"
         return ModelWords(f"{families[0]} {kind}")
 

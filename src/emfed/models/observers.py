@@ -10,7 +10,7 @@ c_q is what observers of one cohort have in common: those whose records lie abou
 Without it a shrunken effect would give a part of growing skill to the times, as any random effect
 does that hangs together with a covariate (Mundlak 1978): 7% a year of 10% were left. Cohorts are
 held at zero by `_COHORT` records each, times by far less, so that growth goes to the times where
-nothing tells the two apart: where every observer was there for one season.
+the two cannot be told apart: where every observer was there for one season.
 
 The complete log-likelihood has exp(a_j + b_l + c_q), which ties sites to times. By the inequality
 of the means exp(a + b + c) is at most a third of the sum of exp(3a - 3a' + s) and its like, with
@@ -18,9 +18,9 @@ s = a' + b' + c' and equal at (a', b', c'): so
 
     site_j = sum over records at j of E[g_o] w_r exp(m + s_r - 3a'_j)
 
-and the same by time and cohort are all that T needs of the records, beside totals that the opening
-told and one number about the spread of skill. An observer's name, number and effect stay where they
-are.
+and the same by time and cohort are all that T needs of the records, beside totals of the
+opening and one number about the spread of skill. An observer's name, number and effect stay where
+they are.
 """
 
 from __future__ import annotations
@@ -190,8 +190,8 @@ class ObserverEffects(Model):
             add_up(index, total, size)
             for index, size in zip(self._groups(rows), self._sizes, strict=True)
         ]
-        told = np.array([weight.sum(), here])
-        return {"totals": np.concatenate(totals), "told": told}
+        sizes = np.array([weight.sum(), here])
+        return {"totals": np.concatenate(totals), "sizes": sizes}
 
     def _groups(self, rows: FloatArray) -> tuple[IntArray, IntArray, IntArray]:
         """The site, the time and the cohort of each row: where the mean of its observer's lies."""
@@ -208,15 +208,15 @@ class ObserverEffects(Model):
         return {name: shares @ values for name, values in summaries.items()}
 
     def bind(self, summaries: Summaries, counts: IntArray, weights: FloatArray) -> Self:
-        totals, told = (weights @ summaries[name] for name in ("totals", "told"))
+        totals, sizes = (weights @ summaries[name] for name in ("totals", "sizes"))
         counted = totals[: self.sites].sum()
         if counted <= 0:
-            raise DataError("nobody counted anything: observers cannot be told apart.")
+            raise DataError("all counts are 0: observers cannot be compared.")
         return dataclasses.replace(
             self,
             rows=float(np.sum(counts)),
-            origin_rate=float(np.log(counted / told[0])),
-            totals=np.concatenate([totals, told[1:]]),
+            origin_rate=float(np.log(counted / sizes[0])),
+            totals=np.concatenate([totals, sizes[1:]]),
         )
 
     def _theta(self, rows: FloatArray, params: ObserverParameters) -> FloatArray:

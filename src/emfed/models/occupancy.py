@@ -2,7 +2,7 @@
 
     z ~ Bernoulli(expit(b . (1, x))),  y_v ~ Bernoulli(expit(a . (1, w_v))) where z = 1, else 0
 
-A row is a place (a season of it): its visits y_1 ... y_V (0, 1, or missing where nobody went), its
+A row is a place (a season of it): its visits y_1 ... y_V (0, 1, or missing), its
 covariates of presence x, and for each covariate of detection its value at every visit. The latent
 variables are presence z and, for each logit, a Polya-Gamma variable (Polson, Scott and Windle
 2013): with it the complete data are normal in b and a. So the statistics are sums of omega x x^T
@@ -183,8 +183,7 @@ class Occupancy(Model):
         y = self._seen(data)
         rates = np.stack([y.max(axis=-1), made.mean(axis=-1), y.mean(axis=-1)], axis=-1)
         products = np.concatenate([pack(outer(x, x)), pack(outer(w, w).sum(axis=-3))], axis=-1)
-        told = {"products": _average(products, weights), "rates": _average(rates, weights)}
-        return told
+        return {"products": _average(products, weights), "rates": _average(rates, weights)}
 
     def combine(self, summaries: Summaries, shares: FloatArray) -> dict[str, FloatArray]:
         return {name: shares @ values for name, values in summaries.items()}
@@ -286,12 +285,12 @@ class Occupancy(Model):
 
     def start(self, seed: int) -> OccupancyParameters:
         """Presence where it was seen and a bit more, detection as visits tell; a little noise."""
-        seen, made, told = known(self.rates)
+        occupied, visited, detected = known(self.rates)
         p, d = self._widths
         z = 0.1 * normal_row(seed, 0, Purpose.START, p + d)
         first, second = z[:p], z[p:]
-        first[0] += _logit(np.clip(0.5 * (1 + seen) * 0.98, 0.02, 0.98))
-        rate = told / max(made * max(0.5 * (1 + seen), _TINY), _TINY)
+        first[0] += _logit(np.clip(0.5 * (1 + occupied) * 0.98, 0.02, 0.98))
+        rate = detected / max(visited * max(0.5 * (1 + occupied), _TINY), _TINY)
         second[0] += _logit(np.clip(rate, 0.02, 0.98))
         return OccupancyParameters(first, second)
 

@@ -111,7 +111,7 @@ class RegressionParameters(Parameters):
 @final
 @dataclass(frozen=True, eq=False)
 class RegressionBound:
-    """What the opening exchange told; columns in the order of x, then y."""
+    """What is known from the opening exchange; columns in the order of x, then y."""
 
     frame: Frame
     samples: int
@@ -288,7 +288,7 @@ class RegressionMixture(MixtureModel):
         return dataclasses.replace(self, bound=bound)
 
     def _check_inputs(self, constant: BoolArray) -> None:
-        """Refuse columns of x that the intercept already is, unless a ridge tells them apart."""
+        """Refuse columns of x that the intercept already is, unless a ridge separates them."""
         columns = [j for j in np.flatnonzero(constant).tolist() if j != self._place % len(constant)]
         if columns and not self.ridge:
             many = len(columns) > 1

@@ -4,7 +4,7 @@ Each row belongs to one worker and keeps its factors there; what rows share is t
 columns (see `emfed.models.owners`). Three things differ from `SiteOwner`:
 
 * columns have units, so they are standardised by the means and variances of what all workers saw,
-  which the opening exchange tells;
+  which are known from the opening exchange;
 * a sample is a row, so a weight is how often a row counts;
 * the posterior covariance of a row's factors depends on its pattern of missingness alone, so the
   E-step runs pattern by pattern (`emfed.models.patterns`).
@@ -240,7 +240,7 @@ class RowOwner(FactorOwner):
             where = at.stack.positions
             values = (flat[where] - self._frame.origin) / self._frame.scale
             errors = np.where(at.stack.seen[:, None], 0.0, values - at.estimates())
-            away[where] = np.nansum(errors**2, axis=-1)  # what nobody saw is no error
+            away[where] = np.nansum(errors**2, axis=-1)  # values that are missing have no error
         return mean_over_rows(away.reshape(rows.shape[:-1]), weights)
 
     def _own(self, params: Loadings, owners: IntArray) -> tuple[FloatArray, FloatArray]:

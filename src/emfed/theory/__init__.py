@@ -1,6 +1,6 @@
 """The paper's theory as numbers: omega, step-size limits, bounds, regimes, planning a run.
 
-Every formula cites the theorem, assumption (A1 to A9) or section of the paper it stands at.
+Every formula cites the theorem, assumption (A1 to A9) or section of the paper.
 """
 
 from emfed.theory.bounds import (

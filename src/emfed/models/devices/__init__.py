@@ -1,6 +1,6 @@
 """Rows on a GPU: a model says what a pass over them computes, and kernels run it.
 
-`ragged` tells whether rows are on a device; `sweep` makes a pass over them. torch and triton are
+`ragged` finds rows that are on a device; `sweep` makes a pass over them. torch and triton are
 imported when there are such rows, and nowhere but in this folder.
 """
 

@@ -1,7 +1,7 @@
 """Numbers as two half-precision parts of 11 bits each, for passes that are fast instead of exact.
 
 v is about high + low. Of a product of two such numbers three of four terms are taken, so it is off
-by 2^-22 of the largest in its row. Half precision tells nothing apart below 2^-25: slopes and
+by 2^-22 of the largest in its row. Half precision has no numbers below 2^-25: slopes and
 responsibilities are scaled by a power of two to about `UPWARD`, and rows in their frame are of size
 1. A square beyond 65,504 (a row 256 standard deviations from its frame's origin) leaves its range
 and gives no finite sum; such a pass is done again in doubles.

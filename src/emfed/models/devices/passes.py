@@ -30,9 +30,9 @@ class Sums(NamedTuple):
     moments: FloatArray
     """r times features, ``(..., K, F)``."""
     density: FloatArray
-    """log sum exp(logits), ``(...)``; 0 where nobody asked for it."""
+    """log sum exp(logits), ``(...)``; 0 if it was not asked for."""
     entropy: FloatArray
-    """The entropy of r, ``(...)``; 0 where nobody asked for it."""
+    """The entropy of r, ``(...)``; 0 if it was not asked for."""
 
 
 @final

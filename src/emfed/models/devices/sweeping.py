@@ -522,7 +522,7 @@ class _Phases:
     def _call(self, start: Any, end: Any, *, values: bool, each: bool, at: Launch) -> None:
         """The kernel of the first phase."""
         x, rows, table = start
-        answers, densities, told, low = end
+        answers, densities, tally, low = end
         kernels.shares[(len(table),)](
             x,
             x if rows.weights is None else rows.weights,
@@ -532,7 +532,7 @@ class _Phases:
             *self.frame,
             answers,
             densities,
-            told,
+            tally,
             int(self.given.intercepts.ndim > 1),
             low,
             D=self.d,
@@ -558,12 +558,12 @@ class _Phases:
         answers = torch.empty((span, self.kp), dtype=kind, device=x.device)
         densities = torch.empty(span if each else 1, dtype=torch.float64, device=x.device)
         table, ends = rows.programs(at.programs * _processors(x), at.block)
-        told = torch.empty((len(table), 2), dtype=torch.float64, device=x.device)
-        end = (answers, densities, told, low)
+        tally = torch.empty((len(table), 2), dtype=torch.float64, device=x.device)
+        end = (answers, densities, tally, low)
         self._call((x, rows, table), end, values=values, each=each, at=at)
         if not values:
             return answers, densities, None
-        return answers, densities, _reduced(told, ends, _room(rows, 2))
+        return answers, densities, _reduced(tally, ends, _room(rows, 2))
 
     def moments(self, rows: Ragged, answers: Any, at: Launch, weight: float) -> Any:
         """Sums of responsibility times features and 1, ``(workers, K, at least F + 1)``."""
@@ -632,7 +632,7 @@ class _MatrixPhases(_Phases):
 
     def _call(self, start: Any, end: Any, *, values: bool, each: bool, at: Launch) -> None:
         x, rows, table = start
-        answers, densities, told, low = end
+        answers, densities, tally, low = end
         kernels.quadratic[(len(table),)](
             x,
             x if rows.weights is None else rows.weights,
@@ -641,7 +641,7 @@ class _MatrixPhases(_Phases):
             *self.wide_frame,
             answers,
             densities,
-            told,
+            tally,
             int(self.given.intercepts.ndim > 1),
             low,
             D=self.d,
@@ -701,14 +701,14 @@ def _in_two(
     phases = kind(rows, given, max(first.tile, second.tile))
     workers, weight = len(rows.starts), _heaviest(rows) / kind.upward if rows.fast else 1.0
     total: Any = 0.0
-    told: Any = 0.0
+    tally: Any = 0.0
     for part in phases.parts(rows):
         answers, _, scores = phases.shares(part, values, False, first)
         total = total + phases.moments(part, answers, second, weight)
-        told = told + scores if values else told
+        tally = tally + scores if values else tally
     host, count = _home(total), len(given.features.left)
     host *= weight
-    scores = _home(told) if values else np.zeros((workers, 2))
+    scores = _home(tally) if values else np.zeros((workers, 2))
     return Sums(host[..., count], host[..., :count], scores[:, 0], scores[:, 1])
 
 

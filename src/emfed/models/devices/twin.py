@@ -70,7 +70,7 @@ def _block(
 def sweep(rows: Ragged, given: Pass, values: bool = False, programs: int = 2) -> Sums:
     """What `emfed.models.devices.sweep` gives, of rows (and weights) that are numpy arrays."""
     k, f, n = given.components, len(given.features.left), len(rows.starts)
-    sums, told, block = np.zeros((n, k, f + 1)), np.zeros((n, 2)), 32
+    sums, tally, block = np.zeros((n, k, f + 1)), np.zeros((n, 2)), 32
     heaviest = 1.0 if rows.weights is None else max(float(rows.weights.max()), 1e-300)
     table, _ = rows.ranges(programs, block)
     for start, stop, worker in table.tolist():
@@ -82,6 +82,6 @@ def sweep(rows: Ragged, given: Pass, values: bool = False, programs: int = 2) ->
             part += added
             scores += [whole @ w, spread @ w]
         sums[worker] += part
-        told[worker] += scores
-    told = told if values else 0 * told
-    return Sums(sums[..., -1], sums[..., :-1], told[:, 0], told[:, 1])
+        tally[worker] += scores
+    tally = tally if values else 0 * tally
+    return Sums(sums[..., -1], sums[..., :-1], tally[:, 0], tally[:, 1])
