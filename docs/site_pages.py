@@ -21,6 +21,7 @@ from docutils import nodes
 from docutils.utils.math import latex2mathml
 from sphinx import addnodes
 from sphinx.errors import ExtensionError
+from sphinx.pycode import ModuleAnalyzer
 from sphinx.util.nodes import make_refnode
 
 ROOMS = (
@@ -58,7 +59,7 @@ def _thing(name: str) -> Any:
 
 
 def _members(cls: type) -> list[str]:
-    """Public methods and properties that our own classes define; not those of scikit-learn."""
+    """Public methods, properties and described fields of our own classes, not scikit-learn's."""
     ours = [base for base in cls.__mro__ if base.__module__.startswith("emfed")]
     kinds = (property, staticmethod, classmethod)
     found = {
@@ -67,7 +68,9 @@ def _members(cls: type) -> list[str]:
         for name, value in vars(base).items()
         if not name.startswith("_") and (inspect.isfunction(value) or isinstance(value, kinds))
     }
-    return sorted(name for name in found if inspect.getdoc(getattr(cls, name, None)))
+    methods = sorted(name for name in found if inspect.getdoc(getattr(cls, name, None)))
+    described = ModuleAnalyzer.for_module(cls.__module__).find_attr_docs()
+    return [*(name for owner, name in described if owner == cls.__qualname__), *methods]
 
 
 def _object_page(name: str) -> str:

@@ -23,46 +23,6 @@ class RoundRecord:
 
     Round 0 is the opening: summaries, the start S_0, and the memories' start.
 
-    Parameters
-    ----------
-    round : int
-        The number of the round.
-    generation : int
-        The generation of memories: it grows when a lost memory makes all begin anew.
-    asked : int
-        How many workers were asked.
-    answered : int
-        How many of them answered.
-    squared_H : float or None
-        |H|^2, with H the server's estimate of the mean field.
-    step_size : float
-        The step that was taken.
-    guard_hits : int
-        How often the step was halved to stay where T is defined.
-    bytes_up : int
-        All bytes that workers sent, payload and envelope.
-    bytes_down : int
-        All bytes that workers were sent, payload and envelope.
-    payload_up : int
-        Those of the bytes up that depend on data.
-    payload_down : int
-        Those of the bytes down that depend on data.
-    evaluations : int
-        The conditional expectations computed in this round.
-    epochs : float
-        The conditional expectations computed since the start, in units of all samples.
-    seconds : float
-        The seconds that the round took.
-    squared_h : float or None
-        The true |h(S)|^2 before the step; only a `Monitor` computes it, by a full pass.
-    objective : float or None
-        The penalised negative log-likelihood at T(S); only where it was asked for.
-    gain : float or None
-        What an EM step from here is worth in nats per sample, to second order: |H|^2 / 2 in the
-        model's metric. Only algorithms that work in the metric tell it.
-    left : float or None
-        Nats per sample that EM may still gain, where the fit has an estimate of them.
-
     Examples
     --------
     >>> import emfed
@@ -74,23 +34,42 @@ class RoundRecord:
     """
 
     round: int
+    """The number of the round."""
     generation: int
+    """The generation of memories: it grows when a lost memory makes all begin anew."""
     asked: int
+    """How many workers were asked."""
     answered: int
+    """How many of them answered."""
     squared_H: float | None
+    """|H|^2, with H the server's estimate of the mean field."""
     step_size: float
+    """The step that was taken."""
     guard_hits: int
+    """How often the step was halved to stay where T is defined."""
     bytes_up: int
+    """All bytes that workers sent, payload and envelope."""
     bytes_down: int
+    """All bytes that workers were sent, payload and envelope."""
     payload_up: int
+    """Those of the bytes up that depend on data."""
     payload_down: int
+    """Those of the bytes down that depend on data."""
     evaluations: int
+    """The conditional expectations computed in this round."""
     epochs: float
+    """The conditional expectations computed since the start, in units of all samples."""
     seconds: float
+    """The seconds that the round took."""
     squared_h: float | None = None
+    """The true |h(S)|^2 before the step; only a `Monitor` computes it, by a full pass."""
     objective: float | None = None
+    """The penalised negative log-likelihood at T(S); only where it was asked for."""
     gain: float | None = None
+    """What an EM step from here is worth in nats per sample, to second order: |H|^2 / 2 in the
+    model's metric. Only algorithms that work in the metric tell it."""
     left: float | None = None
+    """Nats per sample that EM may still gain, where the fit has an estimate of them."""
 
 
 _FIELDS = {f.name: f.type for f in dataclasses.fields(RoundRecord)}

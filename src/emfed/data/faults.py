@@ -24,25 +24,6 @@ WIDEST = 40
 class TableFault:
     """One thing that is wrong with a table, and what to do about it.
 
-    Parameters
-    ----------
-    file : str
-        The file, or what the table is called.
-    problem : str
-        What is wrong; it follows the value where there is one, as in ``'four' is no number``.
-    hint : str
-        What to do.
-    line : int, optional
-        The line of a text file as an editor counts it: the header is line 1.
-    row : int, optional
-        Where there are no lines, the row, counted from 0.
-    column : str or int, optional
-        The column; of an array its number, counted from 0.
-    value : str, optional
-        The cell as it was written.
-    times : int
-        How many cells of the column have this fault; the first is shown.
-
     Examples
     --------
     >>> from emfed.data import TableFault
@@ -51,13 +32,21 @@ class TableFault:
     """
 
     file: str
+    """The file, or what the table is called."""
     problem: str
+    """What is wrong; it follows the value where there is one, as in ``'four' is no number``."""
     hint: str
+    """What to do."""
     line: int | None = None
+    """The line of a text file as an editor counts it: the header is line 1."""
     row: int | None = None
+    """Where there are no lines, the row, counted from 0."""
     column: str | int | None = None
+    """The column; of an array its number, counted from 0."""
     value: str | None = None
+    """The cell as it was written."""
     times: int = 1
+    """How many cells of the column have this fault; the first is shown."""
 
     @property
     def place(self) -> str:
@@ -84,13 +73,6 @@ class TableFault:
 class FaultReport:
     """All faults of one table or several, in the order of files and lines.
 
-    Parameters
-    ----------
-    faults : tuple of TableFault
-        The faults; of a column with very many, the first.
-    total : int
-        The number of all faults.
-
     Examples
     --------
     >>> from emfed.data import FaultReport, TableFault
@@ -100,7 +82,9 @@ class FaultReport:
     """
 
     faults: tuple[TableFault, ...]
+    """The faults; of a column with very many, the first."""
     total: int
+    """The number of all faults."""
 
     def __str__(self) -> str:
         if self.total == 1:

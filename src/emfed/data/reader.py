@@ -64,23 +64,6 @@ class ParquetCells:
 class DataTable:
     """What a `Schema` wanted of a table.
 
-    Parameters
-    ----------
-    parts : mapping
-        The rows of each file or worker: numbers, or a `Source`.
-    columns : tuple of str or None
-        The names of the columns; None where the tables themselves have them.
-    groups : array or str, optional
-        The worker of each row, or the column of a `Source` that names it.
-    levels : mapping
-        The categories of columns in the order of their codes.
-    left_out : mapping
-        Columns that hold no numbers, and why.
-    first_line : int, optional
-        The line of the first row of text files.
-    cells : frame, optional
-        Of one file, all its cells as they were written.
-
     Examples
     --------
     >>> import emfed
@@ -90,12 +73,19 @@ class DataTable:
     """
 
     parts: Mapping[str, Any]
+    """The rows of each file or worker: numbers, or a `Source`."""
     columns: tuple[str, ...] | None
+    """The names of the columns; None where the tables themselves have them."""
     groups: Any = None
+    """The worker of each row, or the column of a `Source` that names it."""
     levels: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """The categories of columns in the order of their codes."""
     left_out: Mapping[str, str] = field(default_factory=dict)
+    """Columns that hold no numbers, and why."""
     first_line: int | None = None
+    """The line of the first row of text files."""
     cells: Any = None
+    """Of one file, all its cells as they were written."""
 
     @property
     def rows(self) -> Any:

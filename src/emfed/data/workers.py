@@ -44,29 +44,6 @@ STACK_ROWS = 1 << 16
 class WorkerData(Workers):
     """All rows in one array, worker by worker: worker i holds ``rows[offsets[i]:offsets[i + 1]]``.
 
-    Parameters
-    ----------
-    rows : array of shape (rows, ...)
-        The rows of all workers.
-    offsets : array of shape (workers + 1,)
-        Where the rows of each worker begin, and their number at the end.
-    names : sequence of str, optional
-        The names of the workers.
-    columns : tuple of str, optional
-        The names of the columns.
-    row_weights : sequence of arrays, optional
-        How much each row counts, worker by worker.
-    precision : {"double", "fast"}
-        The precision of passes over rows on a device.
-    order : array or range, optional
-        Where all are rows of one table, which row of it each was.
-    first_line : int, optional
-        Where rows came from a text file, the line of the first: messages then speak of lines.
-    left_out : mapping
-        Columns of a file that hold no numbers, and why.
-    memo : dict
-        The rows as kernels take them, with what was found out about them.
-
     Examples
     --------
     >>> import numpy as np
@@ -76,15 +53,25 @@ class WorkerData(Workers):
     """
 
     rows: Any
+    """The rows of all workers, ``(rows, ...)``."""
     offsets: IntArray
+    """Where the rows of each worker begin, and their number at the end, ``(workers + 1,)``."""
     names: Sequence[str] | None = None
+    """The names of the workers."""
     columns: tuple[str, ...] | None = None
+    """The names of the columns."""
     row_weights: Sequence[FloatArray] | None = None
+    """How much each row counts, worker by worker."""
     precision: Precision = "double"
+    """The precision of passes over rows on a device."""
     order: IntArray | range | None = None
+    """Where all are rows of one table, which row of it each was."""
     first_line: int | None = None
+    """Where rows came from a text file, the line of the first: messages then speak of lines."""
     left_out: Mapping[str, str] = field(default_factory=dict)
+    """Columns of a file that hold no numbers, and why."""
     memo: dict[str, Any] = field(default_factory=dict, repr=False)
+    """The rows as kernels take them, with what was found out about them."""
 
     def __post_init__(self) -> None:
         if self.size <= 0:

@@ -53,13 +53,6 @@ maps, which then predicted worse."""
 class Choice:
     """The structure chosen, and every one that was tried with its held-out deviance.
 
-    Parameters
-    ----------
-    structure : Structure
-        The structure with the least held-out deviance.
-    tried : tuple of pairs
-        Each structure that was tried, and its held-out deviance.
-
     Examples
     --------
     >>> from emfed.imputation import Choice, Structure
@@ -68,7 +61,9 @@ class Choice:
     """
 
     structure: Structure
+    """The structure with the least held-out deviance."""
     tried: tuple[tuple[Structure, float], ...] = field(repr=False)
+    """Each structure that was tried, and its held-out deviance."""
 
     def describe(self) -> list[dict[str, Any]]:
         """One row per structure tried."""

@@ -45,21 +45,6 @@ class Effort:
     Sites of a network that read their own records hand the same one to `read_records`: it is what
     they agree on, like the grid.
 
-    Parameters
-    ----------
-    names : tuple of str
-        The names of the covariates.
-    coefficients : tuple of float
-        Their coefficients.
-    errors : tuple of float
-        Their standard errors.
-    centre : tuple of float
-        The effort that estimates refer to.
-    overdispersion : float
-        The multiple of the Poisson variance, which the errors include; 1 for rates.
-    correlations : tuple of tuples of float
-        The correlations of the coefficients' errors, row by row; none where it is empty.
-
     Examples
     --------
     >>> import numpy as np
@@ -70,11 +55,17 @@ class Effort:
     """
 
     names: tuple[str, ...]
+    """The names of the covariates."""
     coefficients: tuple[float, ...]
+    """Their coefficients."""
     errors: tuple[float, ...]
+    """Their standard errors."""
     centre: tuple[float, ...]
+    """The effort that estimates refer to."""
     overdispersion: float = 1.0
+    """The multiple of the Poisson variance, which the errors include; 1 for rates."""
     correlations: tuple[tuple[float, ...], ...] = ()
+    """The correlations of the coefficients' errors, row by row; none where it is empty."""
 
     def describe(self) -> list[dict[str, Any]]:
         """One row per covariate that varies."""

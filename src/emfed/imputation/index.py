@@ -39,20 +39,6 @@ _CHUNK = 1 << 20
 class Index:
     """Totals and index by stratum and time, and the slope of each stratum.
 
-    Parameters
-    ----------
-    table : dict
-        The columns stratum, time, total, total_error, index, error, lower, upper, observed and
-        empty.
-    slopes : list of dict
-        For each stratum the yearly factor (``slope``), its error, bounds at 95%, and the class.
-        Totals of months and weeks are compared with the same season of other years alone; within
-        one year there is no slope.
-    base : str
-        The time that is 100.
-    per : str
-        What a slope is of: a "year", or a "step" where times are numbers.
-
     Examples
     --------
     >>> import emfed
@@ -65,9 +51,16 @@ class Index:
     """
 
     table: dict[str, Any]
+    """The columns stratum, time, total, total_error, index, error, lower, upper, observed and
+    empty."""
     slopes: list[dict[str, Any]]
+    """For each stratum the yearly factor (``slope``), its error, bounds at 95%, and the class.
+    Totals of months and weeks are compared with the same season of other years alone; within one
+    year there is no slope."""
     base: str
+    """The time that is 100."""
     per: str = "year"
+    """What a slope is of: a "year", or a "step" where times are numbers."""
 
     def __getitem__(self, column: str) -> Any:
         return self.table[column]

@@ -90,19 +90,6 @@ class Structure:
 class Cells:
     """Cells of a table, each with its weight and the sum of its values.
 
-    Parameters
-    ----------
-    sites : array of shape (cells,)
-        The site of each cell.
-    times : array of shape (cells,)
-        The time of each cell.
-    weights : array of shape (cells,)
-        How often each was seen, or the exposure.
-    sums : array of shape (cells,)
-        The sums of the values.
-    shape : pair of int
-        The number of sites and of times.
-
     Examples
     --------
     >>> import emfed
@@ -113,10 +100,15 @@ class Cells:
     """
 
     sites: IntArray
+    """The site of each cell, ``(cells,)``."""
     times: IntArray
+    """The time of each cell, ``(cells,)``."""
     weights: FloatArray
+    """How often each was seen, or the exposure, ``(cells,)``."""
     sums: FloatArray
+    """The sums of the values, ``(cells,)``."""
     shape: tuple[int, int]
+    """The number of sites and of times."""
 
     @property
     def size(self) -> int:
@@ -176,21 +168,6 @@ class TableParameters:
 
     A row of a site or time holds its factors and, with effects, its effect as the last entry.
 
-    Parameters
-    ----------
-    offset : float
-        What all cells share.
-    sites : array of shape (sites, width)
-        The rows of sites.
-    times : array of shape (times, width)
-        The rows of times.
-    effects : bool
-        Whether rows end in an effect.
-    coefficients : array
-        The coefficients of the covariates of sites, then of times.
-    covariates : Covariates
-        What is known of sites and times beforehand.
-
     Examples
     --------
     >>> import numpy as np
@@ -201,11 +178,17 @@ class TableParameters:
     """
 
     offset: float
+    """What all cells share."""
     sites: FloatArray
+    """The rows of sites, ``(sites, width)``."""
     times: FloatArray
+    """The rows of times, ``(times, width)``."""
     effects: bool
+    """Whether rows end in an effect."""
     coefficients: FloatArray = field(default_factory=lambda: np.empty(0))
+    """The coefficients of the covariates of sites, then of times."""
     covariates: Covariates = field(default_factory=Covariates)
+    """What is known of sites and times beforehand."""
 
     @property
     def rank(self) -> int:

@@ -38,33 +38,6 @@ class Imputation:
     the mean of what a new record may be, so that estimates add up to totals; medians are there
     where they are asked for.
 
-    Parameters
-    ----------
-    mode : str
-        The mode of the fit.
-    params : TableParameters
-        The optimum.
-    solver : Solver
-        What fits cells, with its family and structure.
-    table : FieldTable
-        The table that was fitted.
-    cells : Cells
-        The weights and sums of cells as the server knows them.
-    records : Records
-        One record for each round; a single one where workers sent sums once.
-    ledger : Ledger
-        Every byte by worker, direction and kind.
-    stopped : str
-        The limit that was met, "callback" or "interrupted"; "fitted" where workers sent sums once.
-    seed : int
-        The seed of the fit.
-    choice : Choice or None
-        The structures that were tried, where one was chosen.
-    result : Result or None
-        In mode "site-owner", what a model file for the owners holds; see `from_result`.
-    draw_count : int
-        How many draws estimates and bounds rest on; 0 leaves it to the size of the table.
-
     Examples
     --------
     >>> import emfed
@@ -76,17 +49,30 @@ class Imputation:
     """
 
     mode: str
+    """The mode of the fit."""
     params: TableParameters
+    """The optimum."""
     solver: Solver
+    """What fits cells, with its family and structure."""
     table: FieldTable
+    """The table that was fitted."""
     cells: Cells = field(repr=False)
+    """The weights and sums of cells as the server knows them."""
     records: Records
+    """One record for each round; a single one where workers sent sums once."""
     ledger: Ledger
+    """Every byte by worker, direction and kind."""
     stopped: str
+    """The limit that was met, "callback" or "interrupted"; "fitted" where workers sent sums
+    once."""
     seed: int
+    """The seed of the fit."""
     choice: Choice | None = None
+    """The structures that were tried, where one was chosen."""
     result: Result | None = None
+    """In mode "site-owner", what a model file for the owners holds; see `from_result`."""
     draw_count: int = 0
+    """How many draws estimates and bounds rest on; 0 leaves it to the size of the table."""
 
     def __repr__(self) -> str:
         rows, columns = self.params.shape

@@ -36,17 +36,6 @@ class ObserverSkill:
 
     Workers that read their own records hand the same one to `read_records`, like the grid.
 
-    Parameters
-    ----------
-    result : Result
-        The fit of `emfed.models.ObserverEffects`.
-    sites : sequence of str
-        The names of the sites, in the order of the fit.
-    unit : str
-        The unit of the time bins.
-    first : int
-        The number of the first time bin.
-
     Examples
     --------
     >>> import polars as pl
@@ -65,9 +54,13 @@ class ObserverSkill:
     """
 
     result: Result
+    """The fit of `emfed.models.ObserverEffects`."""
     sites: Sequence[str]
+    """The names of the sites, in the order of the fit."""
     unit: str
+    """The unit of the time bins."""
     first: int
+    """The number of the first time bin."""
 
     def __post_init__(self) -> None:
         check_type("result.model", self.result.model, ObserverEffects, "ObserverEffects(...)")

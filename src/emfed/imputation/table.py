@@ -38,31 +38,6 @@ _FEW_CELLS = 20
 class IntakeReport:
     """What became of the rows that were read: nothing is dropped without being counted here.
 
-    Parameters
-    ----------
-    rows : int
-        The rows read, after the filters that were asked for.
-    used : int
-        The rows that are in the table.
-    missing : int
-        The rows without a value.
-    uncounted : int
-        The rows that say present and give no number (eBird's X), where a number is needed.
-    shared : int
-        The rows that repeat a checklist shared by a group (eBird).
-    summed : int
-        The rows of another subspecies, added to the first of their checklist (eBird).
-    incomplete : int
-        The rows of incomplete checklists, left out because their absences are not known (eBird).
-    zeros : int
-        The zeros filled in from complete checklists without the species (eBird).
-    filtered : dict
-        The checklists left out by the filters of effort, by reason (eBird).
-    bad : dict
-        The rows that could not be read, by reason.
-    examples : tuple of str
-        The first of them, with their line numbers.
-
     Examples
     --------
     >>> import emfed
@@ -73,16 +48,27 @@ class IntakeReport:
     """
 
     rows: int
+    """The rows read, after the filters that were asked for."""
     used: int
+    """The rows that are in the table."""
     missing: int = 0
+    """The rows without a value."""
     uncounted: int = 0
+    """The rows that say present and give no number (eBird's X), where a number is needed."""
     shared: int = 0
+    """The rows that repeat a checklist shared by a group (eBird)."""
     summed: int = 0
+    """The rows of another subspecies, added to the first of their checklist (eBird)."""
     incomplete: int = 0
+    """The rows of incomplete checklists, left out because their absences are not known (eBird)."""
     zeros: int = 0
+    """The zeros filled in from complete checklists without the species (eBird)."""
     filtered: dict[str, int] = field(default_factory=dict)
+    """The checklists left out by the filters of effort, by reason (eBird)."""
     bad: dict[str, int] = field(default_factory=dict)
+    """The rows that could not be read, by reason."""
     examples: tuple[str, ...] = ()
+    """The first of them, with their line numbers."""
 
     def describe(self) -> dict[str, Any]:
         """Plain types."""
@@ -162,35 +148,6 @@ class FieldTable:
 
     Worker c holds the cells ``offsets[c]`` to ``offsets[c + 1]``.
 
-    Parameters
-    ----------
-    family : CellFamily
-        The family of a record.
-    sites : sequence of str
-        The names of the sites.
-    bins : Bins
-        The bins of time.
-    workers : sequence of str
-        The names of the workers.
-    offsets : array of shape (workers + 1,)
-        Where the cells of each worker begin, and their number at the end.
-    site : array of shape (cells,)
-        The site of each cell.
-    time : array of shape (cells,)
-        The time of each cell.
-    weights : array of shape (cells,)
-        The number of records of each cell, or their exposure.
-    values : array of shape (cells,)
-        The sums over the records of each cell, in the scale of the family.
-    intake : IntakeReport
-        What became of the rows that were read.
-    effort : Effort or None
-        The coefficients by which effort entered the weights, where it did.
-    skill : ObserverSkill or None
-        The fit by which the skill of observers entered the weights, where it did.
-    effort_parts : pair of arrays or None
-        The effort of each site and of each time, beyond the central one.
-
     Examples
     --------
     >>> import emfed
@@ -201,18 +158,31 @@ class FieldTable:
     """
 
     family: CellFamily
+    """The family of a record."""
     sites: Sequence[str]
+    """The names of the sites."""
     bins: Bins
+    """The bins of time."""
     workers: Sequence[str]
+    """The names of the workers."""
     offsets: IntArray
+    """Where the cells of each worker begin, and their number at the end, ``(workers + 1,)``."""
     site: IntArray
+    """The site of each cell, ``(cells,)``."""
     time: IntArray
+    """The time of each cell, ``(cells,)``."""
     weights: FloatArray
+    """The number of records of each cell, or their exposure, ``(cells,)``."""
     values: FloatArray
+    """The sums over the records of each cell, in the scale of the family, ``(cells,)``."""
     intake: IntakeReport
+    """What became of the rows that were read."""
     effort: Effort | None = None
+    """The coefficients by which effort entered the weights, where it did."""
     skill: ObserverSkill | None = None
+    """The fit by which the skill of observers entered the weights, where it did."""
     effort_parts: tuple[FloatArray, FloatArray] | None = field(default=None, repr=False)
+    """The effort of each site and of each time, beyond the central one."""
 
     def __repr__(self) -> str:
         rows, columns = self.shape

@@ -389,13 +389,6 @@ CHECKS: dict[str, Callable[[Subject], None]] = {
 class Report:
     """What `check_model` found.
 
-    Parameters
-    ----------
-    kept : tuple of str
-        The promises that are kept.
-    broken : dict from str to str
-        The broken ones, in words.
-
     Examples
     --------
     >>> from emfed.testing import Report
@@ -404,7 +397,9 @@ class Report:
     """
 
     kept: tuple[str, ...]
+    """The promises that are kept."""
     broken: dict[str, str]
+    """The broken ones, in words."""
 
     def __str__(self) -> str:
         lines = [f"  ok      {name}" for name in self.kept]

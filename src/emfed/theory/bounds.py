@@ -25,13 +25,6 @@ BEYOND = "The theorem says nothing beyond gamma_max."
 class StepLimit:
     """The largest step size that a theorem allows, in its two parts (Theorems 1 and 4).
 
-    Parameters
-    ----------
-    smoothness : float
-        The part that the smoothness of the objective W sets.
-    compression : float
-        The part that compression and partial participation set.
-
     Examples
     --------
     >>> from emfed.theory import StepLimit
@@ -41,7 +34,9 @@ class StepLimit:
     """
 
     smoothness: float
+    """The part that the smoothness of the objective W sets."""
     compression: float
+    """The part that compression and partial participation set."""
 
     @property
     def largest(self) -> float:
@@ -59,13 +54,6 @@ class StepLimit:
 class RoundsNeeded:
     """The rounds to epsilon-stationarity, K_opt(epsilon), as two terms (below Corollary 2).
 
-    Parameters
-    ----------
-    noise : float
-        The term in sigma^2 / epsilon^2, which the noise of mini-batches makes.
-    step : float
-        The term in 1 / (gamma_max epsilon), which the largest step makes.
-
     Examples
     --------
     >>> from emfed.theory import RoundsNeeded
@@ -75,7 +63,9 @@ class RoundsNeeded:
     """
 
     noise: float
+    """The term in sigma^2 / epsilon^2, which the noise of mini-batches makes."""
     step: float
+    """The term in 1 / (gamma_max epsilon), which the largest step makes."""
 
     @property
     def needed(self) -> int:

@@ -38,25 +38,6 @@ _PATIENCE = 300
 class Estimate:
     """The constants that were measured, with the points and rows they were measured on.
 
-    Parameters
-    ----------
-    problem : Problem
-        The constants, with full local passes.
-    sample_variance : array of shape (workers,)
-        E|s-bar_ij - s-bar_i|^2 of one row, for each worker: mini-batches have sigma_i^2 = this / b.
-    layout : Layout
-        The layout of the statistics.
-    samples : int
-        The mean number of rows of a worker.
-    memory_error : float
-        The sum of w_i^2 |h_i(S_0)|^2, which is G_0 / n for memories that start at zero.
-    points : int
-        The number of points of EM's path that were looked at.
-    rows : int
-        The number of rows that were looked at.
-    directions : int
-        The number of directions that were looked at.
-
     Examples
     --------
     >>> import emfed
@@ -67,13 +48,22 @@ class Estimate:
     """
 
     problem: Problem
+    """The constants, with full local passes."""
     sample_variance: FloatArray
+    """E|s-bar_ij - s-bar_i|^2 of one row, for each worker: mini-batches have sigma_i^2 = this / b,
+    ``(workers,)``."""
     layout: Layout
+    """The layout of the statistics."""
     samples: int
+    """The mean number of rows of a worker."""
     memory_error: float = 0.0
+    """The sum of w_i^2 |h_i(S_0)|^2, which is G_0 / n for memories that start at zero."""
     points: int = 0
+    """The number of points of EM's path that were looked at."""
     rows: int = 0
+    """The number of rows that were looked at."""
     directions: int = 0
+    """The number of directions that were looked at."""
 
     def with_batch(self, batch: int | None) -> Problem:
         """The problem with the oracle noise of this batch size; None for full passes."""

@@ -25,33 +25,6 @@ from emfed.theory.problem import omega_of, participating
 class Advice:
     """The settings that the theory advises for one algorithm, and what it promises for them.
 
-    Parameters
-    ----------
-    algorithm : str
-        The name of the algorithm.
-    step_size : float
-        The step gamma.
-    memory_rate : float
-        The rate alpha.
-    batch_size : int or None
-        The number of rows of a mini-batch; None for full local passes.
-    inner_rounds : int or None
-        The inner rounds of an outer loop of VR-FedEM; None for FedEM.
-    rounds : int
-        The number of rounds, a bound for the worst case.
-    evaluations : float
-        The conditional expectations that these rounds compute, over all workers.
-    bytes_up : float
-        The bytes that a worker sends, envelopes included.
-    bytes_down : float
-        The bytes that a worker receives, envelopes included, with statistics sent as doubles.
-    step_regime : str
-        What limits the step: "smoothness" (compression is free) or "compression" (it is not).
-    noise_regime : str
-        Which term of K_opt dominates, "high noise" or "low noise".
-    slowdown : float
-        The factor by which compression multiplies the rounds.
-
     Examples
     --------
     >>> import emfed
@@ -62,52 +35,35 @@ class Advice:
     """
 
     algorithm: str
+    """The name of the algorithm."""
     step_size: float
+    """The step gamma."""
     memory_rate: float
+    """The rate alpha."""
     batch_size: int | None
+    """The number of rows of a mini-batch; None for full local passes."""
     inner_rounds: int | None
+    """The inner rounds of an outer loop of VR-FedEM; None for FedEM."""
     rounds: int
+    """The number of rounds, a bound for the worst case."""
     evaluations: float
+    """The conditional expectations that these rounds compute, over all workers."""
     bytes_up: float
+    """The bytes that a worker sends, envelopes included."""
     bytes_down: float
+    """The bytes that a worker receives, envelopes included, with statistics sent as doubles."""
     step_regime: str
+    """What limits the step: "smoothness" (compression is free) or "compression" (it is not)."""
     noise_regime: str
+    """Which term of K_opt dominates, "high noise" or "low noise"."""
     slowdown: float
+    """The factor by which compression multiplies the rounds."""
 
 
 @final
 @dataclass(frozen=True)
 class Plan:
     """The advice of the theory to reach E|h|^2 <= ``epsilon`` on the mean over rounds.
-
-    Parameters
-    ----------
-    epsilon : float
-        The accuracy that is to be reached.
-    workers : int
-        The number of workers.
-    dimension : int
-        The number q of statistics.
-    participation : float
-        The smallest probability that a worker takes part in a round.
-    omega : float
-        The constant of the compression operator.
-    omega_exact : bool
-        Whether omega is exact, or only a bound.
-    norm : str
-        The norm of everything, "euclidean" or "metric".
-    message_bytes : float
-        The payload of one upload, encoded, on average for a vector of normal numbers.
-    default_step : float
-        The step that FedEM takes by itself: a rule of thumb, far above the worst case.
-    memory_start : str
-        Where memories start, "zero" or "mean-field".
-    fed_em : Advice
-        The advice for FedEM.
-    vr_fed_em : Advice
-        The advice for VR-FedEM.
-    notes : tuple of str
-        What the reader of the numbers should know.
 
     Examples
     --------
@@ -120,18 +76,31 @@ class Plan:
     """
 
     epsilon: float
+    """The accuracy that is to be reached."""
     workers: int
+    """The number of workers."""
     dimension: int
+    """The number q of statistics."""
     participation: float
+    """The smallest probability that a worker takes part in a round."""
     omega: float
+    """The constant of the compression operator."""
     omega_exact: bool
+    """Whether omega is exact, or only a bound."""
     norm: str
+    """The norm of everything, "euclidean" or "metric"."""
     message_bytes: float
+    """The payload of one upload, encoded, on average for a vector of normal numbers."""
     default_step: float
+    """The step that FedEM takes by itself: a rule of thumb, far above the worst case."""
     memory_start: str
+    """Where memories start, "zero" or "mean-field"."""
     fed_em: Advice
+    """The advice for FedEM."""
     vr_fed_em: Advice
+    """The advice for VR-FedEM."""
     notes: tuple[str, ...]
+    """What the reader of the numbers should know."""
 
     def describe(self) -> dict[str, Any]:
         """Everything as plain JSON types."""

@@ -19,48 +19,32 @@ Kind = TypeVar("Kind", bound=type)
 
 @dataclass(frozen=True, kw_only=True)
 class Declared:
-    """What all faces know of a setting.
-
-    Parameters
-    ----------
-    help : str
-        What it is, for the command line's help and for docstrings.
-    more : str
-        What docstrings say besides.
-    option_more : str
-        What the command line's help says besides.
-    takes : str
-        The values that it takes, as numpydoc writes a type.
-    words : tuple of str
-        The words that it may be.
-    low : float or None
-        The least value.
-    panel : str
-        The heading under which the command line has an option for it; "" gives it none.
-    names : str
-        The option's names, where one is short.
-    metavar : str
-        What the option's value is called.
-    kind : type or None
-        The type of the option's value, if not that of the field.
-    option_words : tuple of str or None
-        The words that the option may be, where these are not ``words``.
-    toml : bool
-        Whether ``[fit]`` of ``run.toml`` and ``--set`` take it.
-    """
+    """What all faces know of a setting."""
 
     help: str
+    """What it is, for the command line's help and for docstrings."""
     more: str = ""
+    """What docstrings say besides."""
     option_more: str = ""
+    """What the command line's help says besides."""
     takes: str = ""
+    """The values that it takes, as numpydoc writes a type."""
     words: tuple[str, ...] = ()
+    """The words that it may be."""
     low: float | None = None
+    """The least value."""
     panel: str = ""
+    """The heading under which the command line has an option for it; "" gives it none."""
     names: str = ""
+    """The option's names, where one is short."""
     metavar: str = ""
+    """What the option's value is called."""
     kind: type | None = None
+    """The type of the option's value, if not that of the field."""
     option_words: tuple[str, ...] | None = None
+    """The words that the option may be, where these are not ``words``."""
     toml: bool = True
+    """Whether ``[fit]`` of ``run.toml`` and ``--set`` take it."""
 
     def docstring(self, name: str) -> str:
         """The setting's entry under Parameters."""
