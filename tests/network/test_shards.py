@@ -69,9 +69,11 @@ def test_a_fit_is_that_of_one_process(settings: dict[str, Any]) -> None:
     assert there.ledger.names == here.ledger.names == list("abcdefg")
     assert there.facts is not None
     assert here.facts is not None
-    np.testing.assert_allclose(
-        there.facts.by_worker.scores, here.facts.by_worker.scores, rtol=0, atol=1e-12
-    )
+    np.testing.assert_allclose(there.facts.scores, here.facts.scores, rtol=0, atol=1e-12)
+    own = [one.facts.by_worker and one.facts.by_worker.scores for one in (there, here)]
+    assert (own[0] is None) == (own[1] is None) == bool(settings.get("masks"))
+    if own[0] is not None:
+        np.testing.assert_allclose(*own, rtol=0, atol=1e-12)
 
 
 def test_row_weights_stay_with_their_rows() -> None:

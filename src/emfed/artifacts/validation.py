@@ -79,6 +79,8 @@ class Validation:
         Their mean log-likelihood, each under a fit to other rows.
     fitted : float
         The same under the common model, which was fitted to all of them.
+    workers : int
+        How many workers there are.
     by_worker : WorkerGains, optional
         Whether the model serves each worker; None where workers told sums alone.
     """
@@ -86,6 +88,7 @@ class Validation:
     rows: int
     held_out: float
     fitted: float
+    workers: int = 1
     by_worker: WorkerGains | None = None
 
     @classmethod
@@ -98,7 +101,7 @@ class Validation:
             common, adapted, alone = known.held_out[:, :3].T
             own = WorkerGains(names, known.rows, common, adapted, alone, known.held_out[:, 3:])
         held_out, fitted = facts.held_out.tolist()
-        return cls(facts.rows, held_out, fitted, own)
+        return cls(facts.rows, held_out, fitted, facts.workers, own)
 
     @property
     def table(self) -> dict[str, list[Any]]:
@@ -119,10 +122,10 @@ class Validation:
         """One sentence on all workers, by the word that the reader knows them by."""
         own = self.by_worker
         if own is None:
+            serves = f"; sums do not say whether the model serves each {who}" * (self.workers > 1)
             return (
                 f"held-out rows: {self.held_out:.4f} nats a row under fits that have not seen "
-                f"them, {self.fitted:.4f} under the one that has; sums do not say whether the "
-                f"model serves each {who}."
+                f"them, {self.fitted:.4f} under the one that has{serves}."
             )
         better = [w for w, c in zip(own.workers, own.clear.any(axis=1), strict=True) if c]
         if not better:

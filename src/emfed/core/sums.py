@@ -16,15 +16,29 @@ from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from emfed.core.errors import SettingsError
 from emfed.core.wire.payload import decode_floats, encode_floats
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
+BoolArray = NDArray[np.bool_]
 T = TypeVar("T")
 
 Mean = Callable[[Any, Any], FloatArray]
 """From a block of rows ``(workers, rows, ...)`` and its weights ``(workers, rows)``, or None where
 all are 1, to the weighted mean over the rows of each worker, ``(workers, numbers)``."""
+
+
+class Pick(Protocol):
+    """Which rows of a worker are meant, by their numbers there: every worker knows by itself.
+
+    It is hashable, and equal picks pick the same.
+    """
+
+    def __call__(self, count: int) -> BoolArray:
+        """Which of so many rows."""
+
+    def __hash__(self) -> int: ...
 
 
 class Rows(Protocol):
@@ -49,6 +63,21 @@ class Rows(Protocol):
 
         ``ragged`` says that the function takes the rows of many workers on a device at once.
         """
+
+
+@runtime_checkable
+class PicksRows(Rows, Protocol):
+    """Rows of which an ask may be about some."""
+
+    def picked(self, pick: Pick) -> Rows:
+        """Some of these rows."""
+
+
+def picked(rows: Rows, pick: Pick) -> Rows:
+    """Some of these rows."""
+    if not isinstance(rows, PicksRows):
+        raise SettingsError("these rows cannot be asked for in parts: leave validate out.")
+    return rows.picked(pick)
 
 
 @dataclass(frozen=True)
@@ -209,6 +238,9 @@ class RowsOfWorkers(Protocol):
 
     def one(self, worker: int) -> Rows:
         """The rows of one worker."""
+
+    def which(self, worker: int, most: int) -> IntArray:
+        """Numbers of so many rows of a worker at most, evenly spread over those with a weight."""
 
     def some(self, worker: int, most: int) -> tuple[Any, FloatArray]:
         """So many rows of a worker at most, evenly spread over those with a weight, and weights."""

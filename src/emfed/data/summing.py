@@ -11,11 +11,11 @@ import numpy as np
 
 from emfed.core.errors import DataError, SettingsError
 from emfed.core.protocols import Model
-from emfed.core.sums import FloatArray, Mean
+from emfed.core.sums import FloatArray, Mean, Pick
 from emfed.core.wording import Setting, Wording
 from emfed.data.sources import chunks
 from emfed.data.tables import Piece, Workers, apart
-from emfed.data.workers import WorkerData
+from emfed.data.workers import WorkerData, picked
 from emfed.models.mixture import to_numpy
 from emfed.models.naming import rows_named
 
@@ -48,6 +48,7 @@ class HeldRows:
         self.data, self._stacked = data, stacked
         self._own = data.totals
         self._counts_for = self._own if weights is None else weights
+        self._picked: dict[Pick, HeldRows] = {}
 
     @property
     def total(self) -> float:
@@ -72,6 +73,16 @@ class HeldRows:
             values = mean(piece.rows, piece.padding)
             total = total + (piece.share * self._counts_for[piece.positions]) @ values
         return np.asarray(total)
+
+    def picked(self, pick: Pick) -> HeldRows:
+        """Some of these rows."""
+        if pick not in self._picked:
+            data = picked(self.data, pick)
+            each = np.divide(
+                self._counts_for, self._own, out=np.zeros_like(self._own), where=self._own > 0
+            )
+            self._picked[pick] = HeldRows(data, each * data.totals, self._stacked)
+        return self._picked[pick]
 
     def blocks(self) -> Iterator[Iterator[FloatArray]]:
         """The rows of each worker, some at a time, where each counts once and is all there."""

@@ -13,6 +13,7 @@ from array_api_compat import array_namespace, is_numpy_array
 
 from emfed.core.errors import DataError, SettingsError
 from emfed.core.protocols import FloatArray, IntArray, Names
+from emfed.core.sums import Pick
 from emfed.core.wording import Setting, Wording
 from emfed.data.faults import Faults
 from emfed.data.files import parquet_labels, parquet_workers
@@ -347,6 +348,19 @@ def row_weights(
         check_row_weights(part, int(count), f"worker {found.name(i)!r}: sample_weight", some=True)
         for i, (part, count) in enumerate(zip(parts, found.counts, strict=True))
     ]
+
+
+def picked(data: Workers, pick: Pick) -> Workers:
+    """The same workers, where rows that are not picked have no weight."""
+    own = data.row_weights
+    weights = [
+        pick(count) * (np.ones(count) if own is None else own[worker])
+        for worker, count in enumerate(data.counts.tolist())
+    ]
+    if isinstance(data, WorkerData):
+        return dataclasses.replace(data, row_weights=weights, memo={})
+    tables = [data.worker(worker) for worker in range(data.size)]
+    return WorkerTables(tables, data.names, data.columns, weights, data.precision)
 
 
 def weigh(found: Workers, weights: list[FloatArray]) -> Workers:

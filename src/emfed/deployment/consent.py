@@ -25,7 +25,7 @@ from emfed.core.errors import DataError, FederationError, SettingsError
 from emfed.core.noise import NoiseKey
 from emfed.core.privacy import Privacy, epsilon_of, mu_squared_of
 from emfed.core.protocols import Model
-from emfed.core.sums import Ask, FloatArray, Mean, Rows
+from emfed.core.sums import Ask, FloatArray, Mean, Pick, Rows
 from emfed.data.sources import chunks
 from emfed.data.summing import (
     HeldRows,
@@ -153,6 +153,10 @@ class OfferedRows:
     def sum(self, mean: Mean, ragged: bool = False) -> FloatArray:
         """The weighted sum over all rows of a function that gives means over blocks of rows."""
         return self._chosen.sum(mean, ragged)
+
+    def picked(self, pick: Pick) -> HeldRows:
+        """Some of the rows."""
+        return self._chosen.picked(pick)
 
 
 @final

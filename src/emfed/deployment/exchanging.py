@@ -181,7 +181,7 @@ def follow_as_site(
 def document_of(config: Config) -> dict[str, Any]:
     """What a configuration asks for, as all members are told."""
     settings = config.settings
-    fit = {name: value for name, value in config.said["fit"].items() if name != "scores"}
+    fit = {"scores": settings.scores, **config.said["fit"]}
     if settings.epsilon is not None:
         fit |= {"epsilon": settings.epsilon, "delta": settings.delta}
     about = {"model": config.said["model"], "algorithm": config.said["algorithm"], "fit": fit}

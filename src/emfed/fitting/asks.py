@@ -14,6 +14,7 @@ import numpy as np
 from emfed.core.protocols import Metric, Model
 from emfed.core.sums import Ask, FloatArray, IntArray, LastSum, Precision, Rows, Sum
 from emfed.models.matrices import unpack
+from emfed.network.scoring import digest_of
 
 LIKELIHOOD_STEP = 2.0**-23
 """The unit, in nats a row, that log-likelihoods are rounded to: a step that gains more is seen to
@@ -128,11 +129,7 @@ class Exact(Ask):
 
     def digest(self) -> bytes:
         """The parameters, exactly."""
-        found = hashlib.blake2b(digest_size=16)
-        for params in self.params:
-            for array in params.arrays().values():
-                found.update(np.ascontiguousarray(array).tobytes())
-        return found.digest()
+        return digest_of(*self.params)
 
 
 @final

@@ -43,6 +43,7 @@ from emfed.fitting import private_in_process as in_process
 from emfed.fitting.candidates import Candidates
 from emfed.fitting.climbing import Climb
 from emfed.fitting.fitted import NOBODY, Fitted, Watch
+from emfed.fitting.folds import with_validation
 from emfed.fitting.interrupting import interrupts
 from emfed.fitting.moving import Moves, can_move
 from emfed.fitting.private import PrivateFit, PrivatePlan
@@ -62,7 +63,6 @@ from emfed.fitting.session import Session, digest, of_everyone, recast
 from emfed.fitting.settings import TOL, FitSettings
 from emfed.fitting.starts import NOT_INSIDE, search
 from emfed.fitting.stopping import PATIENCE, Callback, Monitor, Stop, remaining
-from emfed.fitting.validation import with_validation
 from emfed.models.binding import Bound
 from emfed.models.bounded import check_private
 from emfed.models.components import SMALLEST_COMPONENT

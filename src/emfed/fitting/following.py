@@ -14,10 +14,11 @@ from typing import Any, final
 import numpy as np
 
 from emfed.artifacts.errors import LEAST, Chart
+from emfed.artifacts.facts import ByWorker
 from emfed.artifacts.result import criterion
 from emfed.core.errors import EmfedError, SettingsError
 from emfed.core.protocols import MovesComponents, SplitsComponents, free_parameters
-from emfed.core.sums import Finish, Fit, FloatArray
+from emfed.core.sums import Finish, Fit, FloatArray, IntArray, Unmasked
 from emfed.core.wording import Setting, Wording
 from emfed.fitting.ascent import FIRST_MOVE, Ascent, Cohort, Objective, Point, Way, look
 from emfed.fitting.asks import Exact
@@ -32,6 +33,8 @@ from emfed.fitting.selection import empty_as_copies, within_rows
 from emfed.fitting.settings import FitSettings
 from emfed.fitting.starting import Sketcher, optimum, start_at, starts
 from emfed.fitting.stochastic import rounds_of
+from emfed.fitting.validation import validated
+from emfed.network.scoring import Scores, ScoreSums, over_all
 
 MOST_GAIN = 0.5
 """Nats a row that proposals are granted to gain: a neighbouring number of components that needs
@@ -73,6 +76,12 @@ class Conclusion:
     """The chosen candidate; where values were held out, fitted to all of them."""
     uncertainty: FloatArray | None = None
     """A root of the covariance of the statistics, where the fit was asked for it."""
+    scores: FloatArray | None = None
+    """How well the model fits the rows of all together (`emfed.network.scoring`), if asked for."""
+    held_out: FloatArray | None = None
+    """What rows that were held out say (`emfed.fitting.validation`), if asked for."""
+    by_worker: ByWorker | None = None
+    """Both of each worker, where workers were heard one by one."""
     remarks: list[str] = field(default_factory=list)
 
 
@@ -113,7 +122,11 @@ def follow(
             chosen, position, _problem(settings, pooled, cohort, models[position], way)
         )
     found = Conclusion(pooled, candidates, candidates.index(chosen), final, remarks=remarks)
-    return (yield from _with_errors(found)) if settings.errors else found
+    if settings.errors:
+        found = yield from _with_errors(found)
+    if settings.scores or settings.validate:
+        found = yield from _looked_back(settings, found, workers, hears=not masked and not streams)
+    return found
 
 
 def check(settings: FitSettings, masked: bool) -> None:
@@ -304,3 +317,51 @@ def _with_errors(found: Conclusion) -> Fit[Conclusion]:
     if least < LEAST:
         found = replace(found, remarks=[*found.remarks, NO_MAXIMUM])
     return replace(found, uncertainty=root)
+
+
+def _looked_back(
+    settings: FitSettings, found: Conclusion, workers: int, hears: bool
+) -> Unmasked[Conclusion]:
+    """How well the model fits the rows, and rows that were held out."""
+    problem, pooled = found.final.problem, found.pooled
+    at = empty_as_copies(problem.model, found.final.estimate.point.statistics, pooled.count)
+    try:
+        if settings.scores:
+            found = yield from _scored(found, problem.model, at, workers, hears)
+        if settings.validate:
+            plain = settings.candidates()[found.final.position]
+            told = yield from validated(
+                problem, plain, at, pooled, hears and workers > 1, settings.seed
+            )
+            known = found.by_worker
+            if told.by_worker is not None:
+                known = ByWorker(
+                    _counts(told.by_worker), known and known.scores, told.by_worker[:, 2:]
+                )
+            remarks = [*found.remarks, *told.remarks]
+            found = replace(found, held_out=told.held_out, by_worker=known, remarks=remarks)
+    except Finish:  # the model is whole
+        pass
+    return found
+
+
+def _scored(
+    found: Conclusion, model: Any, at: FloatArray, workers: int, hears: bool
+) -> Unmasked[Conclusion]:
+    params = model.maximize(at)
+    if not hears:
+        ask = ScoreSums(model, params)
+        return replace(found, scores=ask.scores((yield ask)))
+    told = yield Scores(model, params, np.arange(workers))
+    heard = np.isfinite(told[:, 0])
+    remarks = list(found.remarks)
+    if not heard.all():
+        remarks.append(f"{(~heard).sum()} workers did not say how well the model fits their rows.")
+    whole = over_all(told[heard, 2:], told[heard, 0]) if heard.all() else None
+    known = ByWorker(_counts(told), told[:, 2:])
+    return replace(found, scores=whole, by_worker=known, remarks=remarks)
+
+
+def _counts(told: FloatArray) -> IntArray:
+    """Rows of each worker that replied."""
+    return np.nan_to_num(told[:, 1]).astype(np.int64)

@@ -6,7 +6,6 @@ It is not yet what `emfed.fit` does (docs/decisions/007).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -59,7 +58,6 @@ from emfed.fitting.stochastic import KEPT_START, check_suits, described
 from emfed.fitting.stopping import PATIENCE
 from emfed.models.binding import of_columns
 from emfed.models.naming import columns_named
-from emfed.network.scoring import Scores, over_all
 
 NOBODY_ANSWERED = f"nobody answered for {PATIENCE} rounds; the run gave up."
 LATER = ("question", "closing")
@@ -92,7 +90,7 @@ def fit(settings: FitSettings, workers: AskedWorkers, watch: Watch = NOBODY) -> 
             course.stopped = "error"
             with suppress(Exception):  # what is reached may be what cannot be computed
                 reached = finished(program, Finish("error"))
-                told = replace(begun, settings=begun.settings.but(scores=False)).fitted(reached)
+                told = begun.fitted(reached)
                 setattr(error, "result", told.result)  # noqa: B010 (any exception)
             raise
         course.complete(LastSum(0, outcome.final.estimate.left))
@@ -343,7 +341,7 @@ class Course(Chronicle):
 
 def _fitted(begun: Begun, outcome: Conclusion) -> Fitted:
     """What the fit came to, with remarks and what everyone is asked at the end."""
-    settings, course, final = begun.settings, begun.course, outcome.final
+    course, final = begun.course, outcome.final
     stopped = ending(course, outcome)
     course.open_records()
     if course.curve is not None and stopped != INTERRUPTED:
@@ -352,18 +350,11 @@ def _fitted(begun: Begun, outcome: Conclusion) -> Fitted:
     pooled = outcome.pooled
     base = replace(base, samples=pooled.rows, pooled_summary=pooled.summary)
 
-    def close(result: Result) -> Result:
-        if not settings.scores or course.stopped == INTERRUPTED:
-            return result
-        return _with_scores(settings, result, begun.workers, begun.weights)
-
-    return concluded(course, outcome, base, close)
+    return concluded(course, outcome, base)
 
 
-def concluded(
-    course: Chronicle, outcome: Conclusion, base: Result, close: Callable[[Result], Result]
-) -> Fitted:
-    """A fit with its remarks; ``base`` is all of its result but the model, ``close`` ends it."""
+def concluded(course: Chronicle, outcome: Conclusion, base: Result) -> Fitted:
+    """A fit with its remarks; ``base`` is all of its result but the model."""
     settings, stopped = course.settings, base.stopped
     remarks, final = list(outcome.remarks), outcome.final
     remarks += [KEPT_START] if final.estimate.kept_start else []
@@ -378,8 +369,8 @@ def concluded(
     result = _with(base, final, final.estimate.converged)
     if selection is not None and selection.best.facts is not None:
         result = replace(result, facts=selection.best.facts)
-    result = replace(result, uncertainty=outcome.uncertainty)
-    result = close(without_empty(result, outcome.pooled.count, remarks))
+    result = replace(_looked_at(result, outcome), uncertainty=outcome.uncertainty)
+    result = without_empty(result, outcome.pooled.count, remarks)
     left, tolerance = final.estimate.left, settings.tolerance
     thrown_off = shortened(course.records, remedy(settings.method(2)))
     short = unconverged(final.model, stopped, course.stop, tolerance, left)
@@ -392,6 +383,14 @@ def concluded(
     likelihood = float(final.estimate.point.values[0])
     known = None if np.isnan(likelihood) else likelihood
     return Fitted(result, selection, known, tuple(remarks), short, thrown_off)
+
+
+def _looked_at(result: Result, outcome: Conclusion) -> Result:
+    """The result with what workers told at the end."""
+    assert result.facts is not None
+    known = result.facts.by_worker if outcome.by_worker is None else outcome.by_worker
+    told = replace(result.facts, scores=outcome.scores, held_out=outcome.held_out, by_worker=known)
+    return replace(result, facts=told)
 
 
 def ending(course: Chronicle, outcome: Conclusion) -> str:
@@ -408,16 +407,3 @@ def _with(base: Result, candidate: Candidate, confirmed: bool) -> Result:
     model, statistics = candidate.model, candidate.estimate.point.statistics
     params = model.to_user(model.maximize(statistics))
     return replace(base, model=model, params=params, statistics=statistics, confirmed=confirmed)
-
-
-def _with_scores(
-    settings: FitSettings, result: Result, workers: AskedWorkers, weights: FloatArray
-) -> Result:
-    """How well the model fits each worker's rows; where sums alone are told, the mean over all."""
-    everyone = np.arange(len(weights))
-    params = result.model.maximize(result.statistics)
-    scores = workers.answers(Scores(result.model, params, everyone), everyone, {}).values
-    assert result.facts is not None
-    facts, whole = result.facts, over_all(scores, weights)
-    known = None if facts.by_worker is None else replace(facts.by_worker, scores=scores)
-    return replace(result, facts=replace(facts, scores=whole, by_worker=known))

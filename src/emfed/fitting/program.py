@@ -99,7 +99,7 @@ class Reached:
         course, outcome = self.chronicle, self.conclusion
         course.complete(LastSum(0, outcome.final.estimate.left))
         course.open_records()
-        return concluded(course, outcome, self._base(), lambda result: result)
+        return concluded(course, outcome, self._base())
 
     def _base(self) -> Result:
         course, outcome, sites = self.chronicle, self.conclusion, len(self.sites)

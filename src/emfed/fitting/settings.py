@@ -182,7 +182,7 @@ class FitSettings(FitFields):
                     )
                 )
             made = (*(model.hiding(HELD_OUT) for model in hiding), *made)
-        return tuple(without_constants(model) for model in made) if self.validate else made
+        return made
 
     def who(self) -> Participation:
         """Who takes part in a round."""

@@ -1,101 +1,115 @@
-"""Leave some workers out, hold some rows out, and ask: all in the rounds of one phase.
+"""Fits that hold rows out: how well the model fits what it has not seen, and whom it serves.
 
-`emfed.network.validation` says how workers take part.
+Five models are fitted side by side from where the fit ended, each without a fifth of everyone's
+rows. Each worker knows by itself which rows these are, so nothing about parts is sent. Then all
+tell the log-likelihood of their rows, each under the fit that has not seen it: a sum. Workers that
+are not masked also tell what models of their own would gain them.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar, final
 
 import numpy as np
 
-from emfed.algorithms import AutoEM
-from emfed.artifacts.result import Result
-from emfed.core.protocols import FloatArray, View
-from emfed.fitting.rounds import Run
-from emfed.fitting.session import Session
-from emfed.fitting.stopping import Stop
+from emfed.core.protocols import Model
+from emfed.core.sums import Finish, Fit, FloatArray, Unmasked, finished
+from emfed.fitting.ascent import Ascent, Cohort, Objective
+from emfed.fitting.asks import Exact
+from emfed.fitting.opening import Pooled
+from emfed.fitting.parallel import together
+from emfed.fitting.settings import without_constants
 from emfed.models.clusters import Clusters
-from emfed.models.side_by_side import SideBySideParameters
+from emfed.network.holding_out import (
+    HeldOutScores,
+    HeldPart,
+    Kept,
+    KeptTotals,
+    OwnGains,
+)
 
-MOST_FOLDS = 10
-"""Models that leave workers out: where workers are more, each leaves out a tenth of them."""
-MOST_ROUNDS = 300
-"""Rounds of the folds, which begin where the fit began: as a rule they take as many rounds as it
-did."""
+T = TypeVar("T")
+MOST_ROUNDS = 100
+"""Exchanges of the fits that hold rows out. They begin where the fit ended, so few are needed."""
 
 
-def with_validation(
-    result: Result,
-    session: Session,
-    part: int,
-    start: FloatArray,
-    tolerance: float,
-    remarks: list[str],
-) -> Result:
-    """The result with what held-out rows say of it, worker by worker.
+@final
+@dataclass(frozen=True, eq=False)
+class Validated:
+    """What rows that were held out say.
 
-    Models without some workers start where the fit did. At its end a component may have become
-    that of one worker's rows, and would be lost to the model without them.
+    Parameters
+    ----------
+    held_out : array of shape (2,), optional
+        Mean log-likelihoods of all rows by fits that have not seen them, and by the one that has.
+    by_worker : array, optional
+        What each worker told (`OwnGains`), where workers are heard one by one.
+    remarks : sequence of str
+        What a user should know.
     """
-    assert result.facts is not None
-    workers = session.federation.size
-    if isinstance(result.model, Clusters):
-        remarks.append("validation: this model has no likelihood to compare.")
-        return result
-    if workers < 2:
-        remarks.append("validation across workers needs two of them or more; there is one.")
-        return result
-    common = result.model.maximize(result.statistics)
-    if session.masks:
+
+    held_out: FloatArray | None = None
+    by_worker: FloatArray | None = None
+    remarks: Sequence[str] = ()
+
+
+def validated(
+    problem: Objective, plain: Model, statistics: FloatArray, pooled: Pooled, hears: bool, seed: int
+) -> Unmasked[Validated]:
+    """Hold rows out of a fit that has ended at these statistics.
+
+    ``plain`` is the model before it was bound to all rows; ``hears`` says whether workers may be
+    asked one by one.
+    """
+    if isinstance(problem.model, Clusters):
+        return Validated(remarks=["validation: this model has no likelihood to compare."])
+    kept = (yield KeptTotals(seed)).value
+    if kept.min() <= 0:
+        return Validated(remarks=["validation: there are too few rows to hold some out."])
+    model, start = pooled.bind(without_constants(plain)), statistics
+    final = problem.model.maximize(statistics)
+    if plain.fixed_data:
+        own = model.from_user(problem.model.to_user(final))
+        answer = yield Exact(model, (own,))
+        start = answer.value / answer.rows
+    fits = [
+        _without(replace(problem, model=model), HeldPart(part, seed, inside=False), start, rows)
+        for part, rows in enumerate(kept.tolist())
+    ]
+    found = yield from together(fits)
+    remarks = []
+    if not all(one.converged for one in found):
         remarks.append(
-            "validation: with masks no model is fitted without single workers, whom its difference "
-            "from the common one would tell of; adapted models are compared."
+            f"validation: fits that hold rows out had not converged after {MOST_ROUNDS} rounds; "
+            "their scores may be a little too low."
         )
-        told = session.scores(
-            View((part,) * 2), SideBySideParameters((common, common)), "validation"
-        )
-        return _kept(result, told, session)
-    folds = min(workers, MOST_FOLDS)
-    view = View((part,) * folds, folds=True)
-    params = _closed(session, part, folds)
-    if params is None:
-        run = Run(session, view, AutoEM(), np.tile(start, folds), purpose="closing")
-        stopped = run.until(Stop(MOST_ROUNDS, nats=tolerance))
-        if stopped != "nats":
-            remarks.append(
-                f"validation: models without some workers had not converged after "
-                f"{run.state.round - 1} rounds; their scores may be a little too low."
-            )
-        params = run.params
-    asked = SideBySideParameters((*params.parts, common))
-    told = session.scores(View((part,) * (folds + 1)), asked, "validation")
-    return _kept(result, told, session)
+    without = [model.maximize(one.point.statistics) for one in found]
+    told = yield HeldOutScores(model, without, problem.model, final, seed)
+    by_worker = None
+    if hears:
+        everyone = np.arange(problem.cohort.workers)
+        by_worker = yield OwnGains(model, without, seed, everyone)
+    return Validated(told.value / told.rows, by_worker, remarks)
 
 
-def _kept(result: Result, told: FloatArray, session: Session) -> Result:
-    facts = result.facts
-    assert facts is not None
-    whole = np.array([session.weights @ told[:, 1], facts.log_likelihood or np.nan])
-    known = facts.by_worker
-    known = None if known is None else replace(known, held_out=told[:, 1:])
-    return replace(result, facts=replace(facts, held_out=whole, by_worker=known))
-
-
-def _closed(session: Session, part: int, folds: int) -> SideBySideParameters | None:
-    """Parameters without some workers, where what the others told in the opening says all."""
-    common: Any = session.bound.part(part)
-    if common.closed_form() is None:
-        return None
-    found, numbers = [], session.everyone
-    for fold in range(folds):
-        kept = numbers[numbers % folds != fold]
-        shares = session.weights[kept] / session.weights[kept].sum()
-        told = {name: values[kept] for name, values in session.opening.summaries.items()}
-        model = session.bound.candidate(part).bind(told, session.counts[kept], shares)
-        closed = model.closed_form()
-        if closed is None or not model.inside(closed):
-            return None
-        found.append(common.from_user(model.to_user(model.maximize(closed))))
-    return SideBySideParameters(tuple(found))
+def _without(problem: Objective, pick: HeldPart, start: FloatArray, rows: float) -> Fit[Ascent]:
+    """The fit to the rows that a part leaves, from where the fit to all rows ended."""
+    cohort = Cohort(problem.cohort.workers, rows, faithful=problem.cohort.faithful)
+    fit = replace(problem, cohort=cohort, way=None).climb(start)
+    made = 0
+    try:
+        ask = next(fit)
+        while made < MOST_ROUNDS:
+            try:
+                answer = yield Kept(ask, pick)
+            except Finish as finish:
+                ask = fit.throw(finish)
+                continue
+            ask = fit.send(replace(answer, rows=rows))
+            made += 1
+        return finished(fit, Finish("enough"))
+    except StopIteration as end:
+        found: Ascent = end.value
+        return found

@@ -9,6 +9,7 @@ Decision: docs/decisions/027-judging-a-fit.md
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, final
@@ -25,7 +26,16 @@ from emfed.core.protocols import (
     Model,
     ScoresRows,
 )
-from emfed.core.sums import Answers, Gather, RowsOfWorkers, States
+from emfed.core.sums import (
+    Answers,
+    Ask,
+    Gather,
+    Precision,
+    Rows,
+    RowsOfWorkers,
+    States,
+    Sum,
+)
 from emfed.core.wire import floats_size
 from emfed.data.tables import Piece
 from emfed.models.mixture import to_numpy
@@ -123,10 +133,71 @@ def scores_of(model: Any, params: Any, pieces: Iterable[Piece], workers: int) ->
     return means_and_spreads(total)
 
 
+def _told(model: Model, summed: bool) -> IntArray:
+    """Which of the numbers of `score` a model can tell; finite ones alone.
+
+    What to expect of rows with missing values depends on all rows of the worker, so it is no sum.
+    """
+    width = scores_width(model)
+    known = np.arange(width)
+    gaps = summed and bool(model.allows_missing)
+    return known[(known < 2) | (known >= SCORES)] if gaps else known
+
+
+def _spread_out(model: Model, told: FloatArray, summed: bool) -> FloatArray:
+    """Means and spreads of each row of numbers that were told, and NaN for what was not."""
+    out = np.full((len(told), max(SCORES, scores_width(model))), np.nan)
+    out[:, _told(model, summed)] = told
+    return means_and_spreads(out)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class ScoreSums(Ask):
+    """The scores of all rows together, as sums over rows."""
+
+    model: Any
+    params: Any
+    purpose: str = "closing"
+    precision: Precision | None = None
+
+    @property
+    def size(self) -> int:
+        """The numbers that the model can tell."""
+        return len(_told(self.model, summed=True))
+
+    def part(self, rows: Rows) -> FloatArray:
+        """The sums over these rows."""
+        model, params, known = self.model, self.params, _told(self.model, summed=True)
+        drawn = None if model.allows_missing else expectation(model, params)
+
+        def mean(block: Any, weights: Any) -> FloatArray:
+            piece = Piece(np.arange(len(block)), block, weights, 1.0, 0)
+            return score(model, params, piece, drawn)[:, known]
+
+        return rows.sum(mean)
+
+    def scores(self, answer: Sum) -> FloatArray:
+        """The scores that a sum says."""
+        return _spread_out(self.model, answer.value[None] / answer.rows, summed=True)[0]
+
+    def words(self) -> str:
+        """What is asked, for the owner's journal."""
+        return "how well the model fits the rows"
+
+    def digest(self) -> bytes:
+        """The parameters, exactly."""
+        return digest_of(self.params)
+
+
 @final
 @dataclass(frozen=True, eq=False)
 class Scores(Gather):
-    """Mean and spread of the log-likelihood of each worker's rows, found and expected; shares."""
+    """Rows, and mean and spread of their log-likelihood, found and expected, with shares.
+
+    Of workers that are not masked. The fit is sent a row for each worker: the weight of its rows,
+    their number, and its scores; NaN where it did not reply.
+    """
 
     model: Any
     params: Any
@@ -139,16 +210,47 @@ class Scores(Gather):
 
     def answer(self, rows: RowsOfWorkers, workers: IntArray, states: States) -> Answers:
         """The scores of these workers."""
-        drawn, width = expectation(self.model, self.params), scores_width(self.model)
+        model, params = self.model, self.params
+        drawn, known = expectation(model, params), _told(model, summed=False)
 
         def mean(block: Any, weights: Any, which: IntArray, first: int) -> FloatArray:
-            return score(self.model, self.params, Piece(which, block, weights, 1.0, 0), drawn)
+            return score(model, params, Piece(which, block, weights, 1.0, 0), drawn)[:, known]
 
-        found = means_and_spreads(rows.means(mean, workers))
-        sizes, none = np.full(len(workers), floats_size(width)), np.zeros(0, np.int64)
-        nothing = np.zeros(len(workers))
-        totals = rows.totals[workers]
-        return Answers(workers, found, nothing, sizes, none, totals, rows.counts[workers])
+        return own_numbers(rows, workers, rows.means(mean, workers))
+
+    def concluded(
+        self, answers: Answers, memory: FloatArray | None
+    ) -> tuple[FloatArray, bytes, FloatArray]:
+        """The scores of all workers, what tells them, and nothing that is kept."""
+        _, data, none = super().concluded(answers, memory)
+        return self.told(data, answers.workers), data, none
+
+    def told(self, data: bytes, workers: IntArray) -> FloatArray:
+        """The scores of all workers."""
+        found = super().told(data, workers)
+        out = np.full((len(self.workers), 2 + max(SCORES, scores_width(self.model))), np.nan)
+        if len(workers):
+            place = np.searchsorted(self.workers, workers)
+            out[place, :2] = found[:, :2]
+            out[place, 2:] = _spread_out(self.model, found[:, 2:], summed=False)
+        return out
+
+
+def own_numbers(rows: RowsOfWorkers, workers: IntArray, found: FloatArray) -> Answers:
+    """Answers of exact numbers of each worker, after the weight and the number of its rows."""
+    totals, counts = rows.totals[workers], rows.counts[workers]
+    values = np.column_stack([totals, counts, found])
+    sizes, none = np.full(len(workers), floats_size(values.shape[1])), np.zeros(0, np.int64)
+    return Answers(workers, values, np.zeros(len(workers)), sizes, none, totals, counts)
+
+
+def digest_of(*places: Any) -> bytes:
+    """Of parameters, exactly."""
+    found = hashlib.blake2b(digest_size=16)
+    for params in places:
+        for array in params.arrays().values():
+            found.update(np.ascontiguousarray(array).tobytes())
+    return found.digest()
 
 
 def falls_short(scores: FloatArray, rows: IntArray) -> BoolArray:

@@ -205,7 +205,8 @@ class FitFields:
     )
     scores: bool = setting(
         False,
-        "Whether every worker says at the end how well the model fits its rows.",
+        "Whether workers say at the end how well the model fits their rows: each by itself, or "
+        "where they are masked all together.",
         takes="bool",
     )
     errors: bool = setting(
@@ -217,8 +218,8 @@ class FitFields:
     )
     validate: bool = setting(
         False,
-        "Hold rows out and leave workers out: does the model serve each worker?",
-        more="`Result.validation` has the answer.",
+        "Hold rows out: how well does the model fit what it has not seen, and whom does it serve?",
+        more="`Result.validation` has the answer; of masked workers that of all together.",
         takes="bool",
         panel=RUN,
     )

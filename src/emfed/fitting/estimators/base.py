@@ -451,8 +451,7 @@ class FederatedEstimator(BaseEstimator):
     ) -> Any:
         """Find out whether the fitted model serves each worker of these rows.
 
-        Models that leave workers out are fitted in shared rounds, and rows are held out at each
-        worker; see docs/judging-a-fit.md.
+        Models that hold rows out are fitted from here; see docs/judging-a-fit.md.
 
         Parameters
         ----------
@@ -466,7 +465,7 @@ class FederatedEstimator(BaseEstimator):
         Returns
         -------
         Validation or None
-            What the held-out rows say; None for one worker alone.
+            What the held-out rows say; None where the model has no likelihood.
         """
         check_is_fitted(self, "result_")
         settings, chosen = self._settings(), self.selection_
