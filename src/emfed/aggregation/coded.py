@@ -12,8 +12,9 @@ between machines the analyst is the adder (`emfed.network.exchange.heard`).
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, final
 
 import numpy as np
@@ -103,6 +104,13 @@ class Books:
         if isinstance(memory, int):
             return str(memory)
         return self._names.setdefault(memory, f"sum{len(self._names)}")
+
+    def copy(self) -> Books:
+        """These books, while others go on."""
+        found = replace(self)
+        found.weighed, found.missed = self.weighed.copy(), self.missed.copy()
+        found.counted = copy.deepcopy(self.counted)
+        return found
 
     def begin_anew(self) -> None:
         """Memories of sums begin at zero, at every worker and at the adder."""
@@ -259,7 +267,7 @@ class CodedSum:
     def __init__(self, ask: Ask, books: Books, seed: int) -> None:
         if ask.noise or not ask.counted:
             raise SettingsError("sums of a private fit are not told worker by worker.")
-        self.ask, self._books, self._seed = ask, books, seed
+        self.ask, self.books, self._seed = ask, books, seed
         asks = list(ask.asks) if isinstance(ask, Several) else [ask]
         ends = np.cumsum([one.size for one in asks]).tolist()
         self._pieces = [
@@ -271,7 +279,7 @@ class CodedSum:
             books.counted = {n: known.get(n) or Counted(books.workers) for n in self.names}
 
     def _name(self, ask: Ask) -> str | None:
-        return self._books.name(ask.memory) if isinstance(ask, OfWorkers) else None
+        return self.books.name(ask.memory) if isinstance(ask, OfWorkers) else None
 
     @property
     def names(self) -> list[str]:
@@ -281,8 +289,8 @@ class CodedSum:
     # A worker's side.
 
     def fresh(self, states: Mapping[str, States], workers: int) -> dict[str, States]:
-        """What so many workers keep; columns that begin with this exchange are added."""
-        found = dict[str, States]()
+        """What so many workers keep now: columns that begin are added, others may be over."""
+        found = {n: kept for n, kept in states.items() if n.isdigit() or not self.names}
         for one in self._pieces:
             if isinstance(one.ask, OfWorkers) and one.name is not None:
                 made = one.ask.fields()
@@ -295,7 +303,7 @@ class CodedSum:
         """Tell workers what was counted; which of them cannot go on."""
         lost = np.zeros(len(workers), dtype=bool)
         for name in self.names:
-            known = self._books.counted[name]
+            known = self.books.counted[name]
             lost[settle(states[name], known.at[workers], known.generation)] = True
         return lost
 
@@ -343,14 +351,14 @@ class CodedSum:
     def _keep(self, one: _Piece, values: FloatArray, totals: FloatArray, mine: States) -> None:
         """What a worker sent is pending until it hears that it was counted."""
         mine["pending"] = self._moves(one, values, totals, mine["counted_at"] < 0)
-        mine["pending_at"] = np.full(len(values), self._books.exchange)
+        mine["pending_at"] = np.full(len(values), self.books.exchange)
 
     def _coded(self, one: _Piece, exact: FloatArray, workers: IntArray) -> Coded:
         u = self._dither(workers, one.cut)
         if one.ask.precision is not None:
             return on_lattice(exact, one.step, u)
         told = [
-            _shortened(one.ask, part, self._books.workers, own)
+            _shortened(one.ask, part, self.books.workers, own)
             for part, own in zip(exact, u, strict=True)
         ]
         values = np.reshape([each.values[0] for each in told], exact.shape)
@@ -362,7 +370,7 @@ class CodedSum:
     def _dither(
         self, workers: IntArray, cut: slice, purpose: Purpose = Purpose.COMPRESSION
     ) -> FloatArray:
-        return uniforms(self._seed, self._books.exchange, purpose, workers, cut.stop)[:, cut]
+        return uniforms(self._seed, self.books.exchange, purpose, workers, cut.stop)[:, cut]
 
     def _centre(self, one: _Piece) -> FloatArray:
         precision = one.ask.precision
@@ -370,7 +378,7 @@ class CodedSum:
         return np.broadcast_to(centre, (one.ask.size,))
 
     def _shares(self, totals: FloatArray) -> FloatArray:
-        return totals / self._books.weight if self._books.weight else 0 * totals
+        return totals / self.books.weight if self.books.weight else 0 * totals
 
     def _moves(
         self, one: _Piece, values: FloatArray, totals: FloatArray, new: NDArray[np.bool_]
@@ -397,7 +405,7 @@ class CodedSum:
         self, adder: Adder, arrived: IntArray, values: FloatArray, up: int, anew: bool
     ) -> bytes:
         """The message down, for those that answered; raises `Forgotten`."""
-        known = self._books.counted
+        known = self.books.counted
         if any(name not in adder.memories and len(known[name].heard) for name in self.names):
             raise Forgotten
         totals = adder.totals[arrived]
@@ -414,12 +422,12 @@ class CodedSum:
         news = News(arrived, rows, up, 0, anew)
         if anew:
             adder.memories = {n: v for n, v in adder.memories.items() if n not in self.names}
-        return news.encode(self.asked, self._books.rows) + framed(found)
+        return news.encode(self.asked, self.books.rows) + framed(found)
 
     @property
     def asked(self) -> IntArray:
         """Everyone."""
-        return np.arange(self._books.workers, dtype=np.int64)
+        return np.arange(self.books.workers, dtype=np.int64)
 
     def _plain(
         self, one: _Piece, values: FloatArray, totals: FloatArray
@@ -433,7 +441,7 @@ class CodedSum:
         """Memories as they are with what is counted, and what of it no memory keeps."""
         assert isinstance(one.ask, OfWorkers)
         assert one.name is not None
-        known = self._books.counted[one.name]
+        known = self.books.counted[one.name]
         moved = self._moves(one, values, adder.totals[arrived], known.at[arrived] < 0)
         total = adder.memories.get(one.name, 0.0) + moved.sum(axis=0)
         adder.memories[one.name] = total
@@ -457,7 +465,7 @@ class CodedSum:
 
     @property
     def _unit(self) -> float:
-        return self._books.weight or 1.0
+        return self.books.weight or 1.0
 
     def _coarser(self, one: _Piece, place: int) -> FloatArray:
         step = np.array(one.step)
@@ -470,7 +478,7 @@ class CodedSum:
 
     def told(self, data: bytes) -> tuple[Sum, News]:
         """The sum of a message down; raises `WireError` for what none can be."""
-        news, body = News.decode(data, self.asked, self._books.rows)
+        news, body = News.decode(data, self.asked, self.books.rows)
         value = np.empty(self.ask.size)
         for one, piece in zip(self._pieces, apart(body, len(self._pieces)), strict=True):
             u = self._dither(ADDER, one.cut, Purpose.BROADCAST)[0]
@@ -484,7 +492,7 @@ class CodedSum:
                     raise WireError("a sum lacks the step that it is rounded to.")
                 place, piece = piece[0], piece[1:]
             value[one.cut] = off_lattice(piece, self._coarser(one, place), u) + precision.centre
-        here, n = len(news.arrived), self._books.workers
+        here, n = len(news.arrived), self.books.workers
         size = news.up + n * (DIGEST_BYTES + len(data))
         return Sum(value, news.rows, here / 12, n - here, size, news.up), news
 

@@ -42,7 +42,7 @@ class CodedGather:
     """
 
     def __init__(self, ask: Gather | Gathers, books: Books) -> None:
-        self.ask, self._books = ask, books
+        self.ask, self.books = ask, books
         self.gathers: Sequence[Gather] = ask.gathers if isinstance(ask, Gathers) else [ask]
         self.names = [books.name(one.memory) for one in self.gathers]
 
@@ -54,8 +54,8 @@ class CodedGather:
     # A worker's side.
 
     def fresh(self, states: Mapping[str, States], workers: int) -> dict[str, States]:
-        """What so many workers keep; columns that begin with this exchange are added."""
-        found = dict[str, States]()
+        """What so many workers keep now: columns that begin are added."""
+        found = dict(states)
         for name, one in zip(self.names, self.gathers, strict=True):
             blank = {n: np.stack([np.asarray(v)] * workers) for n, v in one.fields().items()}
             found[name] = states.get(name) or blank
@@ -73,11 +73,11 @@ class CodedGather:
 
     def sizes(self, answers: Sequence[Answers]) -> IntArray:
         """The bytes of everyone's `message`."""
-        total = np.zeros(self._books.workers, dtype=np.int64)
+        total = np.zeros(self.books.workers, dtype=np.int64)
         last = np.zeros_like(total)
-        seen = np.zeros(self._books.workers, dtype=bool)
+        seen = np.zeros(self.books.workers, dtype=bool)
         for one, found in zip(self.gathers, answers, strict=True):
-            own: IntArray = np.zeros(self._books.workers, dtype=np.int64)
+            own: IntArray = np.zeros(self.books.workers, dtype=np.int64)
             own[found.workers] = found.sizes + count_sizes(found.passes)
             asked = one.workers
             total[asked] += own[asked] + np.where(seen[asked], count_sizes(last[asked]), 0)
@@ -104,20 +104,20 @@ class CodedGather:
         codes, told = [], []
         for name, one, found in zip(self.names, self.gathers, answers, strict=True):
             memory = adder.memories.get(name)
-            if memory is None and name not in self._books.begun:
+            if memory is None and name not in self.books.begun:
                 memory = np.zeros_like(one.fields().get("memory", np.zeros(0)))
             reached, code, adder.memories[name] = one.concluded(found, memory)
             codes.append(code)
             told.append(reached)
         passes = int(sum(found.passes.sum() for found in answers))
-        news = News(arrived, self._books.rows, up, passes)
-        return news.encode(self.asked, self._books.rows) + framed(codes), told
+        news = News(arrived, self.books.rows, up, passes)
+        return news.encode(self.asked, self.books.rows) + framed(codes), told
 
     # Everyone.
 
     def told(self, data: bytes) -> tuple[Heard, News]:
         """What the fit is sent by a message down; raises `WireError` for what none can be."""
-        news, body = News.decode(data, self.asked, self._books.rows)
+        news, body = News.decode(data, self.asked, self.books.rows)
         pieces = apart(body, len(self.gathers))
         told = [
             one.told(piece, np.intersect1d(one.workers, news.arrived))
@@ -127,8 +127,8 @@ class CodedGather:
 
     def heard(self, told: list[Any], news: News, size: int) -> Heard:
         """What the fit is sent, with what it took."""
-        self._books.begun |= {*self.names}
-        taken = news.up + self._books.workers * (DIGEST_BYTES + size)
+        self.books.begun |= {*self.names}
+        taken = news.up + self.books.workers * (DIGEST_BYTES + size)
         sent = told if isinstance(self.ask, Gathers) else told[0]
         return Heard(sent, news.arrived, news.passes, taken, news.up)
 

@@ -111,8 +111,6 @@ class UnmaskedWorkers:
         coded = CodedSum(ask, self.books, self.seed)
         who = self._who(ask, coded.asked)
         self._begin(coded, who)
-        if coded.names:  # an ascent that has no part any more is over
-            self.states = {n: s for n, s in self.states.items() if n in coded.names or n.isdigit()}
         asked = {name: self._of(name, who.asked) for name in coded.names}
         lost = coded.settle(who.asked, asked)
         self._put(asked, who.asked)
@@ -166,7 +164,7 @@ class UnmaskedWorkers:
     def _begin(self, coded: CodedSum | CodedGather, who: Present) -> None:
         """Columns that begin with an exchange, and workers that have lost all that they kept."""
         n = self.books.workers
-        self.states |= coded.fresh(self.states, n)
+        self.states = coded.fresh(self.states, n)
         if len(who.wiped):
             blank = coded.fresh({}, n)
             for name, states in blank.items():

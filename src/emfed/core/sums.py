@@ -8,6 +8,7 @@ parts through a relay. The fit cannot tell the difference.
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Hashable, Sequence
 from dataclasses import dataclass, replace
@@ -318,6 +319,18 @@ class Gather(ABC):
     memory: Hashable = None
     """Which states of the workers this is about: gathers of one ascent have one."""
 
+    def words(self) -> str:
+        """What is asked, for the owner's journal."""
+        return f"what {type(self).__name__.lower()} tell of this site's rows"
+
+    def digest(self) -> bytes:
+        """What all members must agree on before they answer."""
+        found = hashlib.blake2b(type(self).__name__.encode(), digest_size=16)
+        arrays = self.state.arrays() if isinstance(self, Resumable) else {}
+        for array in (self.workers, *arrays.values()):
+            found.update(np.ascontiguousarray(array).tobytes())
+        return found.digest()
+
     @abstractmethod
     def fields(self) -> dict[str, Any]:
         """What a worker keeps: a number or an array that each column begins with."""
@@ -504,6 +517,15 @@ class Gathers:
         """A round, where one of them is; else that of the first."""
         purposes = [one.purpose for one in self.gathers]
         return "round" if "round" in purposes else purposes[0]
+
+    def words(self) -> str:
+        """What is asked, for the owner's journal."""
+        return "; ".join(one.words() for one in self.gathers)
+
+    def digest(self) -> bytes:
+        """Those of all of them."""
+        told = b"".join(one.digest() for one in self.gathers)
+        return hashlib.blake2b(told, digest_size=16).digest()
 
     @property
     def workers(self) -> IntArray:

@@ -53,6 +53,11 @@ class HeldWorkers:
         self._rows = HeldRows(data, counts_for, stacked)
         self._each = EachRows(data, counts_for, first)
 
+    @classmethod
+    def of(cls, rows: HeldRows, number: int) -> HeldWorkers:
+        """The rows of one site as those of the worker of this number."""
+        return cls(rows.data, first=number)
+
     def view(
         self, columns: tuple[str, ...] | None, counts_for: FloatArray | None = None
     ) -> HeldWorkers:

@@ -121,6 +121,11 @@ class OfferedRows:
         return found
 
     @property
+    def held(self) -> HeldRows:
+        """The columns that were chosen."""
+        return self._chosen
+
+    @property
     def _chosen(self) -> HeldRows:
         assert self._held is not None
         return self._held

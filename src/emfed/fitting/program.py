@@ -16,10 +16,10 @@ from emfed.artifacts.company import LEAST_SHARE, Company
 from emfed.artifacts.facts import Facts
 from emfed.artifacts.result import Result, load
 from emfed.core.errors import SettingsError
-from emfed.core.ledger import Ledger
+from emfed.core.ledger import DIRECTIONS, KINDS, Ledger
 from emfed.core.noise import SITES_DRAW
 from emfed.core.registry import plain
-from emfed.core.sums import Ask, Finish, Fit, LastSum, Sum, finished
+from emfed.core.sums import Ask, Finish, Fit, Heard, LastSum, Sum, finished
 from emfed.fitting.chronicle import Chronicle
 from emfed.fitting.fitted import Fitted
 from emfed.fitting.following import Conclusion, follow
@@ -160,6 +160,16 @@ class FitProgram:
         self._rounds: int | None = None
         self._course: Chronicle | None = None
 
+    @property
+    def seed(self) -> int:
+        """The seed of the dithers, where sums are coded."""
+        return self._settings.seed
+
+    @property
+    def patience(self) -> int | None:
+        """How often in a row a site may be missing from coded sums that its rows are part of."""
+        return self._settings.patience
+
     def extend(self, rounds: int | None) -> None:
         """Another limit on rounds from now on; None: that of the settings."""
         self._rounds = rounds
@@ -188,7 +198,7 @@ class FitProgram:
         assert settings.columns is not None
         table = np.ones((1, 2, *[1] * (model.row_axes - 1), len(settings.columns)))
         shapes = {name: value.shape[1:] for name, value in model.summary(table).items()}
-        fit = follow(settings, len(sites), shapes)
+        fit = follow(settings, len(sites), shapes, masked=bool(settings.masks))
         return Reached((yield from followed(course, fit, self._told)), course, sites, beginning)
 
     def state(self, reached: Reached | None) -> bytes:
@@ -231,7 +241,9 @@ def followed(course: Chronicle, fit: Fit[T], told: Told) -> Fit[T]:
         while True:
             reason = course.refuses(ask)
             if reason is not None:
-                return finished(fit, Finish(reason))
+                with columns_named(course.settings.columns):
+                    ask = fit.throw(Finish(reason))
+                continue
             try:
                 answer = yield ask
             except Finish as finish:
@@ -240,15 +252,26 @@ def followed(course: Chronicle, fit: Fit[T], told: Told) -> Fit[T]:
             told(ask, answer)
             _keep(course, ask, answer)
             with columns_named(course.settings.columns):
-                ask = fit.send(answer)
+                ask = fit.send(answer.told if isinstance(answer, Heard) else answer)
     except StopIteration as end:
         found: T = end.value
         return found
 
 
-def _keep(course: Chronicle, ask: Ask, answer: Sum) -> None:
-    """The bytes of an exchange, by site, and its numbers."""
+def _keep(course: Chronicle, ask: Any, answer: Sum | Heard) -> None:
+    """The bytes of an exchange, in equal shares of the sites, and its numbers."""
     sites = course.ledger.counts.shape[-1]
-    course.count = round(answer.rows)
-    charge(course.ledger, ask.purpose, sites, answer.bytes)
-    course.note(ask, answer, 0.0)
+    if isinstance(answer, Sum):
+        course.count = round(answer.rows)
+    if answer.up is None:
+        charge(course.ledger, ask.purpose, sites, answer.bytes)
+    else:
+        kind = ask.purpose if ask.purpose in KINDS else "question"
+        taken = {"up": answer.up, "down": answer.bytes - answer.up}
+        for direction in DIRECTIONS:
+            shares = np.diff(np.arange(sites + 1) * taken[direction] // sites)
+            course.ledger.add(kind, direction, np.arange(sites), shares, 0)
+    if isinstance(answer, Heard):
+        course.note_heard(ask, answer, 0.0)
+    else:
+        course.note(ask, answer, 0.0)

@@ -114,7 +114,8 @@ def _merged(
     All workers together tell enough for chance to have no room: the sketch has the moment of all.
     """
     begin = partial(_begun, problem.model, models, count, seed)
-    told = yield from merged_starts(problem.model, problem.cohort.workers, seed, begin)
+    n, widths = problem.cohort.workers, tuple(m.layout.size for m in models for _ in range(count))
+    told = yield from merged_starts(problem.model, n, seed, begin, widths)
     return [told[place : place + count] for place in range(0, len(told), count)]
 
 

@@ -14,9 +14,9 @@ import numpy as np
 
 from emfed.aggregation.codes import apart, framed
 from emfed.algorithms.steps import rounded_statistics
-from emfed.core.errors import SettingsError, WireError
+from emfed.core.errors import SettingsError
 from emfed.core.sums import Answers, FloatArray, Gather, Gathering, IntArray, RowsOfWorkers, States
-from emfed.core.wire import decode_count, decode_floats, encode_count, encode_numbers
+from emfed.core.wire import decode_floats, encode_numbers
 from emfed.models.clusters import BUCKETS_PER_COMPONENT, Buckets
 from emfed.network.own_clusters import (
     MOST_ROWS,
@@ -48,6 +48,8 @@ class OwnClusters(Gather):
     model: Buckets
     workers: IntArray
     begin: Begin
+    widths: tuple[int, ...]
+    """How many numbers each of the places has where fits begin."""
     purpose: str = field(default="start")
 
     def fields(self) -> dict[str, Any]:
@@ -84,16 +86,12 @@ class OwnClusters(Gather):
         if len(answers.workers) == 0:
             raise SettingsError("no worker tells clusters of its rows: use start='k-means'.")
         begun = self.begin(*merged(self.model, answers))
-        codes = [encode_numbers(one) for one in begun]
-        data = encode_count(len(codes)) + framed(codes)
-        return begun, data, np.zeros(0)
+        return begun, framed([encode_numbers(one) for one in begun]), np.zeros(0)
 
     def told(self, data: bytes, workers: IntArray) -> list[FloatArray]:
         """Where fits begin."""
-        count, at = decode_count(data)
-        if not 0 < count <= len(data):
-            raise WireError(f"{count} places where fits begin.")
-        return [decode_floats(one) for one in apart(data[at:], count)]
+        pieces = apart(data, len(self.widths))
+        return [decode_floats(one, n) for one, n in zip(pieces, self.widths, strict=True)]
 
 
 def merged(grown: Buckets, replies: Answers) -> tuple[FloatArray, FloatArray]:
@@ -110,12 +108,14 @@ def merged(grown: Buckets, replies: Answers) -> tuple[FloatArray, FloatArray]:
     return np.full(MOST_MERGED, 1 / MOST_MERGED), means[picks]
 
 
-def merged_starts(model: Any, n: int, seed: int, begin: Begin) -> Gathering[list[FloatArray]]:
+def merged_starts(
+    model: Any, n: int, seed: int, begin: Begin, widths: tuple[int, ...]
+) -> Gathering[list[FloatArray]]:
     """The statistics that fits begin at, by clusters of all workers' own rows."""
     most = min(-(-MERGED // n), BUCKETS_PER_COMPONENT * model.n_components)
     most = max(model.n_components, most)
     grown = Buckets(model.clusters(most), seed % 2**16, SMALLEST)
-    return list((yield OwnClusters(grown, np.arange(n, dtype=np.int64), begin)))
+    return list((yield OwnClusters(grown, np.arange(n, dtype=np.int64), begin, widths)))
 
 
 def told_start(model: Any, statistics: FloatArray) -> FloatArray:

@@ -8,11 +8,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Protocol, final
+from typing import Any, Protocol, final, runtime_checkable
 
 from emfed.aggregation.keys import RunKey
 from emfed.core.errors import EmfedError
 from emfed.core.sums import Ask, Finish, Fit, Rows, finished
+from emfed.data.summing import HeldRows
 from emfed.network.exchange.relay import EntryStore
 from emfed.network.exchange.statements import Agreement, Body, Entry, Signer, StatementKind
 from emfed.network.exchange.transcript import Transcript
@@ -63,6 +64,28 @@ class Program(Protocol):
 
     def digest(self, reached: Any) -> bytes:
         """32 bytes that members agree on of what a fit came to."""
+
+
+@runtime_checkable
+class KnownRows(Protocol):
+    """Rows of a site that is heard by itself."""
+
+    @property
+    def held(self) -> HeldRows:
+        """The rows."""
+
+
+@runtime_checkable
+class CodedProgram(Protocol):
+    """A program whose exchanges may be coded."""
+
+    @property
+    def seed(self) -> int:
+        """The seed of the dithers."""
+
+    @property
+    def patience(self) -> int | None:
+        """How often in a row a site may be missing before sums go on without its rows."""
 
 
 class MemberStore(EntryStore, Protocol):
@@ -232,6 +255,8 @@ class Holder:
     """Sites that the relay has not heard of lately, and since when."""
     leaving: str = ""
     """Why this site leaves, if it does: it gives no part any more."""
+    orders: list[tuple[str, str]] = field(default_factory=list)
+    """What is to enter the transcript in its name, in order."""
     ended: Ended | None = None
 
     def __post_init__(self) -> None:
@@ -345,6 +370,15 @@ class FollowedFit(ABC):
     @abstractmethod
     def done(self, job: Callable[[], Any], found: Any) -> None:
         """Take what a job gave; it is ignored where the fit has gone on meanwhile."""
+
+    def heard(self, author: str, message: bytes) -> None:
+        """Take the part of a site, where this member is the adder."""
+        return
+
+    @property
+    def awaited(self) -> int | None:
+        """How many parts this member waits for, where it is the adder; None: not its business."""
+        return None
 
     @abstractmethod
     def due(self, now: float) -> Iterator[tuple[Body, bytes]]:

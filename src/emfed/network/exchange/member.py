@@ -46,7 +46,8 @@ from emfed.network.exchange.followed import (
     MemberStore,
     Program,
 )
-from emfed.network.exchange.relay import SILENT
+from emfed.network.exchange.heard import HeardSums
+from emfed.network.exchange.relay import SILENT, SUMS
 from emfed.network.exchange.statements import (
     Agreement,
     Body,
@@ -125,7 +126,7 @@ class Follower:
         self.fit: FollowedFit = EveryoneSums(self._me, self.transcript)
         """The fit as this member follows it."""
         self._greeted = False
-        self._orders: list[tuple[str, str]] = []
+        self._orders = self._me.orders
         self._numbered: int | None = None
         """The number under which the first of them was said."""
         self._total = 0
@@ -141,6 +142,8 @@ class Follower:
         """Why the owner takes no part in this fit, if so: others hear of it, and then this ends."""
         self._said: dict[bytes, float] = {}
         self._spoke = -AGAIN
+        self._waits: tuple[bytes, int | None] = (b"", None)
+        """How many parts the relay was told that this member waits for, and where."""
         for data in store.entries():
             self._append(data)
 
@@ -162,6 +165,7 @@ class Follower:
                 posts = self._take(out, now)
                 self._watch(out.silent, now)
                 self._settle()
+                self._hear(out.parts)
                 posts += self._posts(now)
             except EmfedError as error:
                 self._end(str(error))
@@ -280,10 +284,29 @@ class Follower:
         self._clashing, self._searching, self._back = None, False, 0
         return []
 
+    def _hear(self, parts: Sequence[bytes]) -> None:
+        """Hand parts of the exchange that is due to the fit, if it is this member that adds."""
+        about = self.transcript
+        for data in parts:
+            try:
+                post = Post.decode(data)
+                turn, digest = Turn.decode(post.body), hashlib.sha256(post.payload).digest()
+                state = post.payload[:8]
+                body = SignedPart(about.head, turn.exchange, turn.attempt, state, digest)
+                statement = Statement(
+                    post.author, StatementKind.PART, body.encode(), post.signature
+                )
+                statement.read(self._roster)
+            except WireError as error:
+                logger.info("%s: the relay hands out: %s", self.name, error)
+                continue
+            if (turn.exchange, turn.attempt) == about.due and post.author in about.members:
+                self.fit.heard(post.author, post.payload)
+
     def _drop(self, place: int, data: bytes) -> None:
         """Forget the entries from a place on, where this one may stand there instead."""
         entries = self.transcript.entries
-        sums = [Entry.decode(each).kind for each in entries[place:]].count(StatementKind.SUM)
+        sums = sum(Entry.decode(each).kind in SUMS for each in entries[place:])
         if sums > 1 - self._dropped or place < self._store.confirmed():
             raise WireError("more is to be dropped than a relay can have lost.")
         tried = Transcript(self._roster)
@@ -326,6 +349,9 @@ class Follower:
         about, place = self.transcript, len(self.transcript)
         entry = about.append(data)
         kind = StatementKind(entry.kind)
+        if kind is StatementKind.SETTINGS and about.agreement.coded:
+            program, self.fit = self.fit.program, HeardSums(self._me, about)
+            self.fit.program = program
         if kind is StatementKind.HELLO and entry.statements[0].author == self.name:
             mine = Hello.decode(entry.statements[0].body).nonce == self._me.nonce
             if self._greeted and not mine:
@@ -402,6 +428,10 @@ class Follower:
             posts.append(self._post(body, payload))
         if self._total < len(self.transcript):
             posts += self._offer(self._total, now)
+        waits = (self.transcript.head, self.fit.awaited)
+        if waits[1] is not None and waits != self._waits:
+            self._waits = waits
+            posts.append(self._fetch(now))
         return posts
 
     def _post(self, body: Body, payload: bytes) -> bytes:
@@ -420,7 +450,9 @@ class Follower:
 
     def _fetch(self, now: float) -> bytes:
         self._spoke = now
-        return self._bare(StatementKind.FETCH, b"")
+        awaited = self.fit.awaited
+        body = b"" if awaited is None else awaited.to_bytes(4, "little")
+        return self._bare(StatementKind.FETCH, body)
 
     def _offer(self, first: int, now: float) -> list[bytes]:
         """Entries from a place on, for a relay that may have lost them."""

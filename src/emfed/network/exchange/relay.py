@@ -50,8 +50,13 @@ SINGLE = (
     StatementKind.SECRETS,
     StatementKind.ORDER,
     StatementKind.FAULT,
+    StatementKind.TOLD,
 )
-"""Statements that are an entry of their own."""
+"""Statements that are an entry of their own; so are those of the adder of coded sums."""
+
+
+SUMS = {StatementKind.SUM, StatementKind.TOLD}
+"""Entries that a fit goes on from: what stands after them would be nothing without."""
 
 
 class EntryStore(Protocol):
@@ -71,6 +76,10 @@ class _Collected:
 
     statements: dict[StatementKind, dict[str, Statement]] = field(default_factory=dict)
     parts: dict[str, tuple[SignedPart, Statement, Part]] = field(default_factory=dict)
+    coded: dict[str, bytes] = field(default_factory=dict)
+    """Posts of parts that the adder reads."""
+    wanted: int | None = None
+    """How many of them it waits for; None: those of the whole set."""
 
 
 class Relay:
@@ -125,6 +134,10 @@ class Relay:
             return [(name, self._hand_out(name, now)) for name in self._members_behind(post.author)]
         if kind is StatementKind.PART and post.author in self._collected.parts and not again:
             return []  # the sum follows, or the member says it again
+        if kind is StatementKind.PART and post.author in self._collected.coded:
+            return self._parts_handed(now) if self._has_enough else []
+        if kind is StatementKind.FETCH and post.author == self.transcript.agreement.adder:
+            return self._parts_handed(now)
         return [(post.author, self._hand_out(post.author, now))]
 
     def tick(self, now: float) -> list[tuple[str, bytes]]:
@@ -134,6 +147,23 @@ class Relay:
         if len(self.transcript) == before:
             return []
         return [(name, self._hand_out(name, now)) for name in self._members_behind()]
+
+    @property
+    def _has_enough(self) -> bool:
+        wanted, here = self._collected.wanted, len(self._collected.coded)
+        return here >= (len(self.transcript.members) if wanted is None else wanted)
+
+    def _parts_handed(self, now: float) -> list[tuple[str, bytes]]:
+        """All coded parts, some at a time, for the adder."""
+        chunks, size = [list[bytes]()], 0
+        for post in self._collected.coded.values():
+            if size > LARGEST_HAND_OUT:
+                chunks.append([])
+                size = 0
+            chunks[-1].append(post)
+            size += len(post)
+        name = self.transcript.agreement.adder
+        return [(name, self._hand_out(name, now, chunk)) for chunk in chunks]
 
     @property
     def untold(self) -> tuple[str, ...]:
@@ -146,7 +176,7 @@ class Relay:
         names = [*about.agreement.sites, *about.agreement.analysts, *more]
         return [name for name in dict.fromkeys(names) if name in self._heard]
 
-    def _hand_out(self, name: str, now: float) -> bytes:
+    def _hand_out(self, name: str, now: float, parts: Sequence[bytes] = ()) -> bytes:
         """Entries that a member lacks."""
         about, known = self.transcript, self._known.get(name, 0)
         first = min(known, len(about))
@@ -165,6 +195,7 @@ class Relay:
             silent,
             int(known > len(about)),
             tuple(entries),
+            tuple(parts),
         )
         return message.encode()
 
@@ -182,7 +213,10 @@ class Relay:
             self._restore(Offer.decode(post.body))
         elif kind is StatementKind.PART:
             self._take_part(post)
-        elif kind in SINGLE:
+        elif kind is StatementKind.FETCH:
+            if post.author == self.transcript.agreement.adder and post.body:
+                self._collected.wanted = int.from_bytes(post.body[:4], "little")
+        elif kind in SINGLE or (self.transcript.agreement.coded and kind in COLLECTED):
             statement = post.statement
             body = statement.read(self._roster)
             if isinstance(body, Hello):
@@ -203,17 +237,22 @@ class Relay:
 
     def _take_part(self, post: Post) -> None:
         about = self.transcript
-        turn, part = Turn.decode(post.body), Part.decode(post.payload)
+        turn, coded = Turn.decode(post.body), about.agreement.coded
+        part = None if coded else Part.decode(post.payload)
         here = post.length == len(about) and post.head == about.head[:8]
         if not here or (turn.exchange, turn.attempt) != about.due:
             raise WireError("a part of another sum than the one that is due.")
         if post.author not in about.members:
             raise WireError("a part of a site that is not in the set.")
         digest = hashlib.sha256(post.payload).digest()
-        body = SignedPart(about.head, turn.exchange, turn.attempt, part.state, digest)
+        state = post.payload[:8] if part is None else part.state
+        body = SignedPart(about.head, turn.exchange, turn.attempt, state, digest)
         statement = Statement(post.author, post.kind, body.encode(), post.signature)
         statement.read(self._roster)
-        self._collected.parts[post.author] = body, statement, part
+        if part is None:
+            self._collected.coded[post.author] = post.encode()
+        else:
+            self._collected.parts[post.author] = body, statement, part
 
     def _restore(self, offer: Offer) -> None:
         """Take what a member has more; entries without a sum give way to a longer list."""
@@ -228,7 +267,7 @@ class Relay:
         place, rest = first + same, offer.entries[same:]
         if place < len(mine):
             kinds = {Entry.decode(data).kind for data in mine[place:]}
-            if StatementKind.SUM in kinds or place + len(rest) <= len(mine):
+            if kinds & SUMS or place + len(rest) <= len(mine):
                 return
             tried = Transcript(self._roster)
             for data in (*mine[:place], *rest):
@@ -304,7 +343,8 @@ class Relay:
         """A hello that may enter: of a member at once, of others between two sums."""
         about = self.transcript
         for name, statement in [*self._waiting.items()]:
-            if self._collected.parts and name not in about.members:
+            under_way = self._collected.parts or self._collected.coded
+            if under_way and name not in about.members:
                 continue
             del self._waiting[name]
             body = statement.read(self._roster)

@@ -23,6 +23,7 @@ CHANGE     hash head, u32 exchange, names leaving, names coming         those wh
 CONFIRM    hash head, u32 exchange, hash result                         a site whose fit returned
 ORDER      hash settings, u32 number, text word, text argument          an analyst; "leave": a site
 FAULT      hash head, text words                                        a member that cannot go on
+TOLD       hash head, u32 exchange, blob told                           the adder of coded sums
 ========== ============================================================ ===========================
 
 A PART's body is not sent: its post holds ``u32 exchange, u8 attempt`` and, as ``payload``, the part
@@ -35,7 +36,8 @@ u8 attempt, and the sum as a blob, in the form of a part. ``head(t + 1) = SHA-25
 contents)`` where contents are the entry without its signatures.
 
 From the relay to a member, `HandOut`: u32 first | 8 bytes of head before it | u32 total | names
-silent | u8 wants | u16 count | entries.
+silent | u8 wants | u16 count | entries | u16 count | parts, which are the posts of sites as they
+came, to the adder alone.
 """
 
 from __future__ import annotations
@@ -76,6 +78,7 @@ class StatementKind(IntEnum):
     FAULT = 10
     SUM = 11
     DIFFER = 12
+    TOLD = 13
 
 
 @final
@@ -328,6 +331,17 @@ class Fault(Packed):
 
 @final
 @dataclass(frozen=True)
+class SignedSum(Packed):
+    """What the adder tells everyone of an exchange whose parts are coded."""
+
+    KIND: ClassVar = StatementKind.TOLD
+    head: Hash
+    exchange: Count
+    told: Blob
+
+
+@final
+@dataclass(frozen=True)
 class Added(Packed):
     """What the relay added up."""
 
@@ -355,12 +369,13 @@ Body = (
     | Confirmation
     | SignedOrder
     | Fault
+    | SignedSum
 )
 BODIES: Mapping[StatementKind, type[Body]] = {
     kind.KIND: kind
     for kind in (
         *(Document, Hello, SealedSecrets, SignedPart, NoSum),
-        *(SetChange, Confirmation, SignedOrder, Fault),
+        *(SetChange, Confirmation, SignedOrder, Fault, SignedSum),
     )
 }
 
@@ -502,6 +517,7 @@ class HandOut(Packed):
     wants: Small
     """1 if the relay has less than the member said that it has."""
     entries: Blobs
+    parts: Blobs = ()
 
 
 @final
@@ -526,6 +542,8 @@ class Agreement:
         What is fitted, in words: opaque here.
     title : str
         What the analyst calls the run, for people and names of files.
+    coded : bool
+        Whether the first analyst adds what sites send coded, heard one by one; not under masks.
     """
 
     sites: tuple[str, ...]
@@ -536,6 +554,12 @@ class Agreement:
     run: str = ""
     program: Mapping[str, Any] | None = None
     title: str = ""
+    coded: bool = False
+
+    @property
+    def adder(self) -> str:
+        """Who adds coded parts."""
+        return self.analysts[0] if self.coded and self.analysts else ""
 
     def document(self) -> Document:
         """Canonical JSON."""
@@ -549,6 +573,7 @@ class Agreement:
             "run": self.run,
             "program": self.program,
             "title": self.title,
+            "coded": self.coded,
         }
         return Document(as_json(about).encode())
 
@@ -576,7 +601,7 @@ class Agreement:
 
 def _has_kinds(about: Mapping[str, Any]) -> bool:
     """Whether settings that another member wrote have values of the right kinds."""
-    truths = all(isinstance(about[name], bool) for name in ("masked", "newcomers"))
+    truths = all(isinstance(about[name], bool) for name in ("masked", "newcomers", "coded"))
     wait, program = about["wait"], about["program"]
     words = all(isinstance(about[name], str) for name in ("run", "title"))
     words &= program is None or isinstance(program, dict)

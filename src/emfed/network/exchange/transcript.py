@@ -11,6 +11,7 @@ RUNNING    HELLO       as above                                     every contex
 RUNNING    SECRETS     by the first site that stayed, or another    those named have the secrets
                        that has them, at this head
 RUNNING    SUM         of the exchange and attempt that are due     the next exchange is due
+RUNNING    TOLD        coded, by the adder, of the exchange due     the next exchange is due
 RUNNING    DIFFER      all of the set signed parts, of two states   ENDED for all
 RUNNING    NOSUM       all of the set signed it of the last sum     its next attempt is due; ENDED
                                                                     after too many
@@ -24,7 +25,8 @@ FINAL      SECRETS     as above                                     FINAL
 others       FAULT       by a member                                  ENDED for all
 ========== =========== ============================================ =============================
 
-Everything else is refused, and leaves the transcript as it was.
+Everything else is refused, and leaves the transcript as it was. Where sums are coded the adder
+signs TOLD, CHANGE and CONFIRM alone, there are no secrets, and whoever leaves stays in the set.
 
 More than half of the sites that settings name must be there at the beginning, and more than half
 of the *first* set must stay, always: else a relay that splits the sites could lead two groups to
@@ -59,6 +61,7 @@ from emfed.network.exchange.statements import (
     SetChange,
     SignedOrder,
     SignedPart,
+    SignedSum,
     StatementKind,
 )
 
@@ -67,7 +70,18 @@ MOST_ATTEMPTS, MOST_ATTEMPTS_OF_A_FIT = 2, 20
 sums a little about roundings, and a relay that forges sums must not get more of them."""
 MOST_HELLOS = 1000
 """Processes of one member in a fit: each takes room on every disk, and changes every context."""
-ORDERS = ("begin", "pause", "resume", "extend", "finish", "expel", "readmit", "leave", "refuse")
+ORDERS = (
+    "begin",
+    "pause",
+    "resume",
+    "extend",
+    "finish",
+    "expel",
+    "readmit",
+    "leave",
+    "refuse",
+    "anew",
+)
 LARGEST_TRANSCRIPT = 1 << 20
 """Entries: a fit of a thousand rounds has some thousands."""
 
@@ -126,6 +140,8 @@ class Transcript:
         """Why sites that have not said hello take no part, in their own words."""
         self.extensions: list[tuple[int, int]] = []
         """Places of orders that gave the fit another limit on rounds, and the limits."""
+        self.epochs: list[tuple[int, tuple[str, ...]]] = []
+        """The places where epochs begin, and their sets."""
         self._left: dict[str, int] = {}
         """Where sites were left behind."""
         self._reasons: dict[str, str] = {}
@@ -178,7 +194,7 @@ class Transcript:
     @property
     def lacking(self) -> tuple[str, ...]:
         """Members whose newest process has no secrets yet."""
-        if self.stage not in (Stage.RUNNING, Stage.FINAL):
+        if self.stage not in (Stage.RUNNING, Stage.FINAL) or self.agreement.coded:
             return ()
         readers = [name for name in self.agreement.analysts if name in self.hellos]
         return tuple(name for name in (*self.members, *readers) if name not in self.sealed)
@@ -203,17 +219,22 @@ class Transcript:
             (Stage.GATHERING, StatementKind.ORDER): self._order,
             (Stage.GATHERING, StatementKind.FAULT): self._fault,
             (Stage.RUNNING, StatementKind.HELLO): self._greet,
-            (Stage.RUNNING, StatementKind.SECRETS): self._share,
-            (Stage.RUNNING, StatementKind.SUM): self._sum,
-            (Stage.RUNNING, StatementKind.NOSUM): self._fail,
-            (Stage.RUNNING, StatementKind.DIFFER): self._differ,
             (Stage.RUNNING, StatementKind.ORDER): self._order,
             (Stage.RUNNING, StatementKind.CHANGE): self._change,
             (Stage.RUNNING, StatementKind.CONFIRM): self._confirm,
             (Stage.RUNNING, StatementKind.FAULT): self._fault,
             (Stage.FINAL, StatementKind.HELLO): self._greet,
-            (Stage.FINAL, StatementKind.SECRETS): self._share,
         }
+        if self.agreement.coded:
+            table[Stage.RUNNING, StatementKind.TOLD] = self._tell
+        else:
+            table |= {
+                (Stage.RUNNING, StatementKind.SECRETS): self._share,
+                (Stage.RUNNING, StatementKind.SUM): self._sum,
+                (Stage.RUNNING, StatementKind.NOSUM): self._fail,
+                (Stage.RUNNING, StatementKind.DIFFER): self._differ,
+                (Stage.FINAL, StatementKind.SECRETS): self._share,
+            }
         kinds = set(StatementKind)
         known = StatementKind(entry.kind) if entry.kind in kinds else None
         handler = None if known is None else table.get((self.stage, known))
@@ -246,6 +267,8 @@ class Transcript:
         agreement = Agreement.read(body)
         if author not in agreement.analysts:
             raise WireError(f"settings that {author} signed, who is no analyst in them.")
+        if agreement.coded and (agreement.masked or not agreement.analysts):
+            raise WireError("coded sums need an analyst who adds, and go without masks.")
         if agreement.masked and len(agreement.sites) < SMALLEST_SET:
             raise WireError(
                 f"masked sums of {len(agreement.sites)} sites: of two, each knows the other's part."
@@ -304,6 +327,7 @@ class Transcript:
         self.members, self.epoch, self.began = members, self.epoch + 1, len(self) + 1
         self.due, self.open, self.sealed = (0, 0), None, set()
         self.stage = Stage.RUNNING
+        self.epochs.append((self.began, members))
 
     def _share(self, entry: Entry) -> None:
         author, body = self._one(entry)
@@ -321,6 +345,20 @@ class Transcript:
         if (added.exchange, added.attempt) != self.due or entry.statements:
             raise WireError(f"a sum of {added.exchange, added.attempt}; {self.due} is due.")
         self.open, self.due = self.due, (self.due[0] + 1, 0)
+
+    def _by_adder(self, entry: Entry) -> Body:
+        """The body of a statement that the adder of coded sums makes alone, at this place."""
+        author, body = self._one(entry)
+        if author != self.agreement.adder or getattr(body, "head", b"") != self.head:
+            raise WireError(f"a word of {author}, or of another place, where the adder's belongs.")
+        return body
+
+    def _tell(self, entry: Entry) -> None:
+        body = self._by_adder(entry)
+        assert isinstance(body, SignedSum)
+        if body.exchange != self.due[0] or self.paused:
+            raise WireError(f"a sum of {body.exchange}; {self.due[0]} is due.")
+        self.due = (self.due[0] + 1, 0)
 
     def _fail(self, entry: Entry) -> None:
         for body in self._all(entry, self.members):
@@ -397,6 +435,10 @@ class Transcript:
 
     def _part_with(self, name: str) -> None:
         """End where the fit cannot go on without a site that leaves."""
+        if self.agreement.coded:
+            if {*self.members} <= self.leavers:
+                self.stage, self.words = Stage.ENDED, f"{name} leaves, and nobody is left."
+            return
         leaving = [one for one in self.members if one in self.leavers]
         try:
             if leaving:
@@ -411,6 +453,8 @@ class Transcript:
             raise WireError("a change names leavers that are not in the set, or strangers.")
         if not (leaving or coming):
             raise WireError("a change that changes nothing.")
+        if self.agreement.coded:
+            return tuple(s for s in self.agreement.sites if s in (*stay, *coming))
         if 2 * len(self.first.intersection(stay)) <= len(self.first):
             raise WireError(
                 f"{', '.join(leaving)} cannot be left behind: more than half of the "
@@ -430,7 +474,7 @@ class Transcript:
         assert isinstance(change, SetChange)
         members = self.next_set(change.leaving, change.coming)
         stay = tuple(name for name in self.members if name not in change.leaving)
-        self._all(entry, stay)
+        self._all(entry, (self.agreement.adder,) if self.agreement.coded else stay)
         if any(body != change for body in bodies) or change.head != self.head:
             raise WireError("a change of the set at another place, or several in one entry.")
         if change.exchange not in self._taken():
@@ -448,7 +492,8 @@ class Transcript:
 
     def _confirm(self, entry: Entry) -> None:
         found = []
-        for body in self._all(entry, self.members):
+        signers = (self.agreement.adder,) if self.agreement.coded else self.members
+        for body in self._all(entry, signers):
             assert isinstance(body, Confirmation)
             if body.head != self.head or body.exchange not in self._taken():
                 raise WireError("a confirmation of another chain than this one.")
