@@ -22,7 +22,7 @@ from tests.network.owners import MIXTURE, Owners, document
 
 RNG = np.random.default_rng(5)
 TABLES = {name: RNG.normal(size=(60, 2)) for name in NAMES[:3]}
-PRIVATE = {"epsilon": 0.1}
+PRIVATE: dict[str, Any] = {"epsilon": 0.1}
 
 
 def said(where: Path, rows: FloatArray, rules: SiteRules | None = None, **program: Any) -> str:
@@ -76,13 +76,13 @@ def test_a_private_fit_tells_no_largest_code(tmp_path: Path) -> None:
 def test_rows_with_a_missing_value_are_left_out_of_private_sums_one_by_one(tmp_path: Path) -> None:
     gaps = np.vstack([TABLES["anna"], [[np.nan, 1.0]]])
     ask = PrivateAsk(Asked(0.5**30, 2, np.array([[-1.0, 0.0, 1.0]] * 2)), "opening", 0)
-    sums = []
+    sums: list[FloatArray] = []
     for rows in (TABLES["anna"], gaps):
         owners = Owners(tmp_path, {**TABLES, "anna": rows}, document(**PRIVATE))
         terms = owners.terms("anna")
         terms.accept(owners.federation.settings)
         sums.append(WithoutNoise(ask).part(terms.rows))
-    np.testing.assert_array_equal(*sums)
+    np.testing.assert_array_equal(sums[0], sums[1])
 
 
 # Noise by name alone.

@@ -178,8 +178,12 @@ def test_a_relay_that_replays_and_reorders_gets_nothing_more(seed: int, tmp_path
 def test_a_second_process_with_the_same_key_adds_the_same_noise(tmp_path: Path) -> None:
     owners = begun(tmp_path)
     network = owners.federation.network
+
+    def copy() -> None:
+        network.copy("bert")
+
     for when in (0.15, 0.3, 0.45):
-        network.at(when, lambda: network.copy("bert"))
+        network.at(when, copy)
     owners.federation.run(60)
     check_answers(owners)
     assert len(owners.federation.made["bert"]) > 3
@@ -387,7 +391,7 @@ def test_an_answer_is_charged_before_it_is_worked_out() -> None:
     done: list[str] = []
 
     class Rows:
-        total = count = squares = 0.0
+        total, count, squares = 0.0, 0, 0.0
 
         def sum(self, mean: Any, ragged: bool = False) -> FloatArray:
             raise AssertionError
@@ -417,9 +421,12 @@ def test_the_noise_in_a_sum_is_that_of_all_sites(masked: bool, tmp_path: Path) -
     owners.federation.run(600)
     final(owners)
     rows = [HeldRows(as_workers([table])) for table in TABLES.values()]
-    found = np.concatenate(
-        [told.value - sum(WithoutNoise(ask).part(own) for own in rows) for ask, told in owners.sums]
-    )
+    noises = []
+    for ask, told in owners.sums:
+        assert isinstance(ask, PrivateAsk)
+        exact = np.sum([WithoutNoise(ask).part(own) for own in rows], axis=0)
+        noises.append(told.value - exact)
+    found = np.concatenate(noises)
     assert len(found) > 400
     assert np.abs(found - np.rint(found)).max() < 0.01
     scaled = found / (DEVIATION * np.sqrt(3))

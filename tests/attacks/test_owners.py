@@ -263,6 +263,20 @@ def test_runs_with_and_without_a_site_are_counted_by_its_companions(
     assert found - 1 == told
 
 
+def test_with_seven_sites_one_change_each_tells_of_two(tmp_path: Path) -> None:
+    """Each site has a first company and another: {abc} and {abcd}, {def} and {efg} are enough."""
+    found = {}
+    for sites in ("abc", "def", "abcd", "efg", "abce"):
+        words = []
+        for name in sites:
+            memory = SiteMemory(tmp_path / name)
+            rows = OfferedRows(table(ROWS))
+            own = OwnerTerms(name, SiteRules(), set("abcdefg"), rows, memory)
+            words.append(company(own, sites))
+        found[sites] = any(words)
+    assert found == {"abc": False, "def": False, "abcd": False, "efg": False, "abce": True}
+
+
 def test_a_row_whose_weight_changes_is_another_row(tmp_path: Path) -> None:
     """Or one that its owner leaves out by a weight of zero would be told by two runs."""
     weights, found = np.ones(60), []

@@ -161,6 +161,21 @@ class Attacker:
             ends = (one.ended for one in processes)
             self.final |= {end.state for end in ends if end is not None and end.final}
         assert len(self.final) <= 1
+        self.check_followed()
+
+    def check_followed(self) -> None:
+        """Without masks sums are exact: what the first set was asked is what the fit asks."""
+        federation = self.federation
+        if federation.masked:
+            return
+        if not hasattr(self, "honest"):
+            quiet = Federation(federation.sites, False, federation.program)
+            quiet.run()
+            self.honest = quiet.made
+        for name in federation.names:
+            given = zip(federation.sets[name], federation.made[name], strict=True)
+            for (epoch, members), part in given:
+                assert epoch or members != federation.names or part in self.honest[name]
 
 
 def sums_in(relay: Relay) -> int:

@@ -328,9 +328,8 @@ class Breaking(Toy):
 def test_a_fit_that_breaks_ends_all_in_words() -> None:
     federation = Federation(program=Breaking())
     federation.run(60)
-    for name in NAMES[:3]:
+    for name in (*NAMES[:3], READER):
         assert "singular" in federation.ends[name].words
-    assert "cannot go on from these sums" in federation.ends[READER].words
 
 
 @pytest.mark.parametrize(

@@ -164,7 +164,8 @@ def test_a_private_fit_without_masks_is_for_every_owner_to_allow(tmp_path: Path)
 
 def test_a_yes_to_a_private_fit_is_no_yes_to_the_same_fit_without_noise(tmp_path: Path) -> None:
     data = tables(300)
-    private, plain = (Owners(tmp_path / "m", data, document(**fit)) for fit in ({"epsilon": 1}, {}))
+    private = Owners(tmp_path / "m", data, document(epsilon=1))
+    plain = Owners(tmp_path / "m", data, document())
 
     def asked(owners: Owners) -> Any:
         terms = replace(owners.terms("anna"), approve=partial(owners_word, tmp_path))
