@@ -4,7 +4,7 @@ Phenotypes of patients of four hospitals
 
 Four hospitals look for groups of patients who are alike, and no record leaves its hospital. Values
 are missing here and there, and one hospital never measures HbA1c. The fit runs over the protocol
-between sites, with masks: a server that follows the protocol sees only sums over all four.
+between sites, with masks: whoever carries the messages sees no number of any hospital.
 """
 
 import matplotlib.pyplot as plt
@@ -12,7 +12,7 @@ import numpy as np
 import polars as pl
 
 import emfed
-from emfed.network import LocalTransport, RemoteFederation
+from emfed.network import LocalSites
 
 # %%
 # Three phenotypes, mixed differently at each hospital. A tenth of all values is missing.
@@ -30,10 +30,9 @@ tables = {name: pl.DataFrame(table, schema=columns) for name, table in tables.it
 
 # %%
 # One site for each hospital, here in this process. Between machines, ``listen(...)`` stands in the
-# place of ``LocalTransport.of(...)``, and nothing else changes.
-federation = RemoteFederation(LocalTransport.of(tables))
+# place of ``LocalSites(...)``, and nothing else changes.
 model = emfed.gaussian_mixture(3, "diag", missing=True)
-result = emfed.fit(model, federation)
+result = emfed.fit(model, LocalSites(tables))
 print(result)
 
 # %%

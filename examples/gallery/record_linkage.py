@@ -13,7 +13,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import emfed
-from emfed.network import LocalTransport, RemoteFederation
+from emfed.network import LocalSites
 
 # %%
 # The example with which Splink tests itself (``tests/test_correctness_of_convergence.py`` of
@@ -31,7 +31,7 @@ pairs = np.repeat(patterns, (matches + others).astype(int), axis=0).astype(float
 np.random.default_rng(0).shuffle(pairs)
 tables = dict(zip(["health", "tax", "schools"], np.split(pairs, [1500, 3000]), strict=True))
 model = emfed.mixed_mixture(2, [emfed.models.Categorical(2)] * 3)
-result = emfed.fit(model, RemoteFederation(LocalTransport.of(tables)), tol=1e-9)
+result = emfed.fit(model, LocalSites(tables), tol=1e-9)
 print(result)
 
 # %%

@@ -13,7 +13,7 @@ from scipy.linalg import orthogonal_procrustes
 from sklearn.decomposition import FactorAnalysis
 
 import emfed
-from emfed.network import LocalTransport, RemoteFederation
+from emfed.network import LocalSites
 
 # %%
 # Three traits, four questions each; some questions touch a second trait. Schools differ in level.
@@ -29,8 +29,7 @@ for school in range(8):
 
 # %%
 # Schools are sites that mask what they tell.
-federation = RemoteFederation(LocalTransport.of(tables))
-result = emfed.fit(emfed.factor_analysis(3), federation)
+result = emfed.fit(emfed.factor_analysis(3), LocalSites(tables))
 print(result)
 
 # %%

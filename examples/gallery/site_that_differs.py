@@ -11,7 +11,6 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import emfed
-from emfed.network import LocalTransport, RemoteFederation, SiteRules
 
 # %%
 # Six measurements in standard units, with something in common. Clinic f has only thirty patients.
@@ -27,12 +26,11 @@ tables = {name: patients(200) for name in "abcde"} | {"f": patients(30, child)}
 others = patients(3000, child)  # children whom nobody has seen
 
 # %%
-# In the end the fit asks every clinic how well the model serves it: the mean log-likelihood of its
-# rows beside what the model expects. These are one clinic's numbers and no sum, so the owners allow
-# a run without masks.
-transport = LocalTransport.of(tables, rules=SiteRules(unmasked=True))
+# Scores say how well the model serves every clinic: the mean log-likelihood of its rows beside what
+# the model expects. They are one clinic's numbers and no sum: here all rows are in one process, and
+# between machines each clinic works out its own with the common model, and tells nobody.
 model = emfed.gaussian_mixture(1, "full")
-result = emfed.fit(model, RemoteFederation(transport, masks=False), scores=True)
+result = emfed.fit(model, tables, scores=True)
 table = result.workers()
 assert dict(zip(table["worker"], table["badly_served"], strict=True)) == {
     name: name == "f" for name in tables

@@ -3,12 +3,11 @@ Sleep from wearables at three clinics
 =====================================
 
 Three clinics have nights of heart rate and movement from wristbands. A hidden Markov model finds
-the stages of sleep and how they follow each other. Here the clinics are clients on real sockets of
-this machine; between machines they would have keys, TLS and masks, and the fit would be the same.
+the stages of sleep and how they follow each other. Here clinics call over sockets of this machine.
 """
 
-import tempfile
 import threading
+from tempfile import TemporaryDirectory
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -27,16 +26,16 @@ nights = np.stack([rng.normal(52 + 9 * stage, 3), rng.poisson(4.5**stage)], axis
 nights[rng.random(stage.shape) < 0.1, 0] = np.nan
 
 # %%
-# Every clinic joins; then the server fits. Nothing but statistics crosses the sockets.
-model, stop = emfed.hidden_markov(3, ["gaussian", "poisson"]), threading.Event()
-place = "127.0.0.1:0"
-with listen(place, columns=2, insecure=True) as sites, tempfile.TemporaryDirectory() as folder:
+# Every clinic joins, and all follow the fit. Nothing but masked sums crosses the sockets.
+model, stop, clinics = emfed.hidden_markov(3, ["gaussian", "poisson"]), threading.Event(), []
+with TemporaryDirectory() as folder, listen("127.0.0.1:0", columns=2, insecure=True) as sites:
     for name, rows in zip(["rome", "oslo", "york"], nights, strict=True):
         site = (f"127.0.0.1:{sites.port}", rows, f"{folder}/{name}")
-        threading.Thread(target=join, args=site, kwargs={"stop": stop}, daemon=True).start()
+        clinics.append(threading.Thread(target=join, args=site, kwargs={"stop": stop}))
+        clinics[-1].start()
     sites.wait_for(3, 60)
     result = emfed.fit(model, sites)
-    stop.set()
+    _ = stop.set(), [clinic.join() for clinic in clinics]
 print(result)
 
 # %%

@@ -15,7 +15,8 @@ import numpy as np
 import emfed
 from emfed.core.protocols import Layout, Model, Parameters
 from emfed.models.rows import check_rows
-from emfed.network import LocalTransport, RemoteFederation, SiteRules
+from emfed.network import LocalSites
+from emfed.network.owner_rules import SiteRules
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,8 +81,8 @@ rng = np.random.default_rng(0)
 lives = {f"factory-{i}": rng.exponential(7.0, size=150) for i in range(4)}
 tables = {name: np.column_stack([z.clip(max=6), z < 6]) for name, z in lives.items()}
 print(emfed.testing.check_model(Lifetimes(), list(tables.values())))
-transport = LocalTransport.of(tables, rules=SiteRules(models=["machine-lifetimes"]))
-result = emfed.fit(Lifetimes(), RemoteFederation(transport), tol=1e-9)
+sites = LocalSites(tables, rules=SiteRules(models=["machine-lifetimes"]))
+result = emfed.fit(Lifetimes(), sites, tol=1e-9)
 hours, failures = np.concatenate(list(tables.values())).sum(axis=0)
 np.testing.assert_allclose(result.params.mean[0], hours / failures, rtol=1e-3)
 

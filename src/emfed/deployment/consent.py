@@ -758,21 +758,26 @@ def approvable(asked: AskedSettings) -> dict[str, Any]:
     }
 
 
+COUNTS = ("n_components", "categories")
+"""Numbers of parts, which are no choice of where a fit looks."""
+
+
 def choices_in(program: Mapping[str, Any]) -> int:
     """Numbers of a document that are a choice and no word: lists of them, and priors' own."""
     found = 0
     for table in ("model", "fit"):
         about = program.get(table)
         for name, value in about.items() if isinstance(about, Mapping) else ():
-            if isinstance(value, list | Mapping) and name != "n_components":
+            if isinstance(value, list | Mapping) and name not in COUNTS:
                 found += _numbers(value, priors=name.endswith("prior"))
     return found
 
 
 def _numbers(value: Any, priors: bool) -> int:
     if isinstance(value, Mapping):
+        told = {name: one for name, one in value.items() if name not in COUNTS}
         return sum(
-            _numbers(one, priors) for one in value.values() if priors or isinstance(one, list)
+            _numbers(one, priors) for one in told.values() if priors or isinstance(one, list)
         )
     if isinstance(value, list):
         return sum(_numbers(one, priors=True) for one in value)

@@ -32,7 +32,14 @@ from emfed.network.exchange.member_runs import MemberRuns, RunMember
 from emfed.network.exchange.member_thread import Watcher
 from emfed.network.exchange.relay import Relay
 from emfed.network.exchange.statements import Roster, Signer
-from emfed.network.exchange.virtual import RELAY, IdentityKey, KnownKeys, VirtualNetwork
+from emfed.network.exchange.virtual import (
+    RELAY,
+    Fate,
+    IdentityKey,
+    KnownKeys,
+    VirtualNetwork,
+    at_once,
+)
 from emfed.network.journal import Journal
 from emfed.network.keys import ANALYST, check_site_name
 from emfed.network.live import AskedRun, Conductor, LiveSites, numbered
@@ -77,6 +84,9 @@ class LocalSites(LiveSites):
         fit is of all columns that every site has, and those without names are x1, x2, ...
     directory : str or Path, optional
         Where sites keep what they have spent; None: in a folder that is thrown away.
+    fate : callable
+        What becomes of a message on its way: a function of sender, receiver (the relay is "") and
+        bytes to a list of what arrives, each after so many seconds of the network's own clock.
 
     Examples
     --------
@@ -95,7 +105,9 @@ class LocalSites(LiveSites):
         rules: SiteRules | Mapping[str, SiteRules] | None = None,
         columns: Sequence[str] | None = None,
         directory: str | Path | None = None,
+        fate: Fate = at_once,
     ) -> None:
+        self._fate = fate
         where = Path(tempfile.mkdtemp(prefix="emfed-") if directory is None else directory)
         if directory is None:
             weakref.finalize(self, shutil.rmtree, where, ignore_errors=True)
@@ -136,19 +148,26 @@ class LocalSites(LiveSites):
 
         members = {name: partial(self._site, name) for name in self.names}
         network = VirtualNetwork(
-            lambda disk, now: Relay(self._roster, disk, now), {**members, ANALYST: analyst}
+            lambda disk, now: Relay(self._roster, disk, now),
+            {**members, ANALYST: analyst},
+            self._fate,
         )
         for name in (RELAY, ANALYST, *self.names):
             network.start(name)
 
+        since = math.inf
+
         def over() -> bool:
+            nonlocal since
             conductor.look(network.follower(ANALYST))
-            return all(network.follower(name).ended for name in (ANALYST, *self.names))
+            ends = [network.follower(name).ended for name in (ANALYST, *self.names)]
+            if any(end is not None and not end.final for end in ends):
+                since = min(since, network.now)
+            return all(ends) or network.now - since > 2 * settings.wait
 
         network.run(math.inf, over)
         self.ends = {name: _ended(network.follower(name)) for name in self.names}
-        ended = _ended(network.follower(ANALYST))
-        return ended, conductor
+        return _ended(network.follower(ANALYST)), conductor
 
     def _site(self, name: str, store: MemberStore) -> Follower:
         rows, key = OfferedRows(self._rows[name]), self._keys[name]
@@ -172,8 +191,8 @@ class LocalSites(LiveSites):
 
 
 def _ended(follower: Follower) -> Ended:
-    assert follower.ended is not None
-    return follower.ended
+    waits = Ended(words="it waits for a site whose program has ended.")
+    return follower.ended or waits
 
 
 # A site of its own.

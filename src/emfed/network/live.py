@@ -115,7 +115,7 @@ class Conductor:
             error.refused = dict(self.refusals)
             raise error
         if not ended.final:
-            raise FederationError(ended.words)
+            raise FederationError(f"no model is final: {ended.words}")
 
 
 Columns = Sequence[str] | int | None
