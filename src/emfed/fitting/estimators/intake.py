@@ -28,12 +28,11 @@ from emfed.data.reading import (
     levels,
     not_numbers,
 )
-from emfed.data.sources import ParquetRows, Source, chunks
+from emfed.data.sources import ParquetRows, Source
 from emfed.data.tables import Workers
 from emfed.data.workers import WorkerData, as_workers, open_table, to_device, with_columns
 from emfed.models.devices import is_here
 from emfed.models.devices.placing import check_device, fits, place, stream
-from emfed.models.mixture import to_numpy
 from emfed.models.rows import check_rows, check_seen, check_table
 
 MANY_CATEGORIES = 20
@@ -261,7 +260,7 @@ def read_workers(
     if reset:
         estimator.groups_column_ = None
     if any(isinstance(table, (Source, Path)) for table in tables_of(X)):
-        return _read_sources(estimator, X, groups, sample_weight, reset=reset, missing=missing)
+        return _read_sources(estimator, X, groups, sample_weight, reset=reset)
     if is_tables(X):
         if groups is not None:
             raise DataError("groups go with one table; a dict or list says whose rows are whose.")
@@ -275,8 +274,7 @@ def read_workers(
             X, groups = _split_groups(estimator, X, groups)
         estimator._read_families([X], reset)
         rows = read_rows(estimator, X, reset=reset, missing=missing)
-    workers = _placed(estimator, as_workers(rows, groups, sample_weight))
-    return _named(estimator, workers, missing=reset and missing)
+    return _named(estimator, _placed(estimator, as_workers(rows, groups, sample_weight)))
 
 
 def _grouped(X: Any) -> Any:
@@ -293,14 +291,13 @@ def _read_sources(
     sample_weight: Any | None,
     *,
     reset: bool,
-    missing: bool,
 ) -> Workers:
     """Tables of numbers that are read in each pass; what is small is read once."""
     workers = _known(estimator, as_workers(X, groups, sample_weight), reset=reset)
     if reset:
         estimator.groups_column_ = groups
         estimator._read_families([workers], reset)
-    return _named(estimator, _placed(estimator, workers), missing=reset and missing)
+    return _named(estimator, _placed(estimator, workers))
 
 
 def _read_tables(estimator: Any, X: Any, reset: bool, missing: bool) -> dict[Any, Any]:
@@ -419,26 +416,9 @@ def _split_groups(estimator: Any, X: Any, groups: str) -> tuple[Any, Any]:
     return X[[name for name in columns if name != groups]], X[groups]
 
 
-def _named(estimator: Any, workers: Workers, *, missing: bool) -> Workers:
-    """With the columns' names, for messages and results.
-
-    With ``missing`` every column must have been seen by somebody: a model would say so too, but
-    it knows no names.
-    """
+def _named(estimator: Any, workers: Workers) -> Workers:
+    """With the columns' names, for messages and results."""
     names = getattr(estimator, "feature_names_in_", None)
-    if missing:
-        seen = np.zeros(estimator.n_features_in_, dtype=np.bool_)
-        for worker in range(workers.size):
-            for _, rows in chunks(workers.worker(worker)):
-                seen |= ~np.isnan(to_numpy(rows)).all(axis=0)
-                if seen.all():
-                    break
-            if seen.all():
-                break
-        else:
-            column = int(np.flatnonzero(~seen)[0])
-            name = str(column) if names is None else repr(str(names[column]))
-            raise DataError(f"nobody has a single value in column {name}: leave it out.")
     if names is None or not isinstance(workers, WorkerData):
         return workers
     return dataclasses.replace(workers, columns=tuple(str(name) for name in names))
