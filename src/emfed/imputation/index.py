@@ -19,6 +19,7 @@ from emfed.core.errors import DataError, SettingsError, check_count, check_range
 from emfed.core.protocols import FloatArray, IntArray
 from emfed.core.streams import Purpose, normal_row
 from emfed.imputation.bins import Bins
+from emfed.imputation.lowrank import in_parts
 from emfed.imputation.posterior import Posterior
 from emfed.models.sides import add_up
 
@@ -30,8 +31,6 @@ ALL = "all"
 NO_SLOPE = "no slope"
 """The class where fewer than three times, or no season twice, leave nothing to compare."""
 PER_YEAR = {"year": 1.0, "month": 12.0, "week": 365.25 / 7, "index": 1.0}
-_CHUNK = 1 << 20
-"""Cells computed at once."""
 
 
 @final
@@ -216,7 +215,7 @@ def totals(
     estimate, sums = known.copy(), np.tile(known, (posterior.count, 1))
     noise = np.zeros_like(sums)
     place = np.full(fit.params.shape[0], -1)
-    for some in np.array_split(sites, max(1, len(sites) * columns // _CHUNK)):
+    for some in in_parts(sites, columns):
         place[:] = -1
         place[some] = np.arange(len(some))
         missing = np.ones((len(some), columns))

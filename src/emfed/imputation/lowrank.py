@@ -19,6 +19,15 @@ from emfed.models.sides import FREE, Graph
 _EMPTY = np.empty((0, 0))
 
 
+CELLS_AT_ONCE = 1 << 20
+"""Cells of a table that are computed together: 8 MB as doubles."""
+
+
+def in_parts(sites: IntArray, times: int) -> list[IntArray]:
+    """These sites some at a time, so that the whole table is never in memory."""
+    return np.array_split(sites, max(1, -(-len(sites) * times // CELLS_AT_ONCE)))
+
+
 @final
 @dataclass(frozen=True)
 class Structure:

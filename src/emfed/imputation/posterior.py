@@ -46,7 +46,7 @@ from emfed.core.streams import (
     word_source,
 )
 from emfed.imputation.families import CellFamily, CellMoments, Counts, GaussianCells, fallen
-from emfed.imputation.lowrank import Cells, TableParameters
+from emfed.imputation.lowrank import Cells, TableParameters, in_parts
 from emfed.imputation.rows import damped, objective
 from emfed.imputation.sweeps import Solver
 from emfed.models.sides import Side, Strength, drift_of, lags_of, line
@@ -93,8 +93,6 @@ _LOOKED_AT = 997
 """Cells from which the tails of all are read: the median over so many is known to 0.02."""
 _NORMAL = 0.1
 """Excess kurtosis below which draws are taken as normal: it would move bounds by less than 1%."""
-_CHUNK = 1 << 20
-"""Cells computed at once."""
 
 
 @dataclass
@@ -305,11 +303,9 @@ class Posterior:
     def totals(self, sites: IntArray) -> FloatArray:
         """Expected records added over these sites, by draw and time."""
         out = np.zeros((self.count, len(self._like.times)))
-        size = max(1, _CHUNK // out.shape[1])
         for index in range(self.count):
             params = self.params(index)
-            for start in range(0, len(sites), size):
-                some = sites[start : start + size]
+            for some in in_parts(sites, out.shape[1]):
                 out[index] += self.value(params.dense(some), index).sum(axis=0)
         return out
 
@@ -317,11 +313,9 @@ class Posterior:
         """Expected records added over these times, by draw and site."""
         rows, columns = self._like.shape
         out = np.empty((self.count, rows))
-        size = max(1, _CHUNK // columns)
         for index in range(self.count):
             params = self.params(index)
-            for start in range(0, rows, size):
-                some = np.arange(start, min(rows, start + size))
+            for some in in_parts(np.arange(rows), columns):
                 out[index, some] = self.value(params.dense(some)[:, times], index).sum(axis=1)
         return out
 

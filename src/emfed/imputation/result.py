@@ -19,13 +19,11 @@ from emfed.core.streams import Purpose, uniform_row
 from emfed.imputation.choice import Choice
 from emfed.imputation.families import CellMoments
 from emfed.imputation.index import Index, index_of, write_frame
-from emfed.imputation.lowrank import Cells, TableParameters
+from emfed.imputation.lowrank import Cells, TableParameters, in_parts
 from emfed.imputation.posterior import Posterior
 from emfed.imputation.sweeps import Solver
 from emfed.imputation.table import FieldTable
 
-_CHUNK = 1 << 20
-"""Cells computed at once."""
 Of = Literal["record", "mean"]
 
 
@@ -364,7 +362,7 @@ class Imputation:
         rows, columns = self.params.shape
         seen = np.bincount(self.cells.times[self.cells.weights > 0], minlength=columns)
         estimate = np.zeros(columns)
-        for sites in self._site_chunks():
+        for sites in self._site_parts():
             estimate += self.moments_of(sites).value.sum(axis=0)
         out: dict[str, Any] = {
             "time": self.table.bins.labels(),
@@ -396,7 +394,7 @@ class Imputation:
         check_range("level", level, 0, 1, open_low=True, open_high=True)
         posterior, times = self._with(draws), np.flatnonzero(~self.empty)
         estimate = np.empty(self.params.shape[0])
-        for sites in self._site_chunks():
+        for sites in self._site_parts():
             estimate[sites] = self.moments_of(sites).value[:, times].sum(axis=1)
         low, high = posterior.bounds(posterior.site_totals(times), level)
         names = list(self.table.sites)
@@ -456,11 +454,9 @@ class Imputation:
             return self.posterior
         return self._drawn(draws)
 
-    def _site_chunks(self) -> Iterator[IntArray]:
+    def _site_parts(self) -> list[IntArray]:
         rows, columns = self.params.shape
-        size = max(1, _CHUNK // columns)
-        for start in range(0, rows, size):
-            yield np.arange(start, min(start + size, rows))
+        return in_parts(np.arange(rows), columns)
 
     def frames(self, level: float | None = None) -> Iterator[Any]:
         """Give the filled table as long polars frames, some sites at a time.
@@ -482,7 +478,7 @@ class Imputation:
         labels = np.array(self.table.bins.labels())
         names = np.array(self.table.sites, dtype=object)
         own = self.cells.keys
-        for sites in self._site_chunks():
+        for sites in self._site_parts():
             row, time = np.repeat(sites, columns), np.tile(np.arange(columns), len(sites))
             keys = row * columns + time
             place = np.minimum(np.searchsorted(own, keys), len(own) - 1)

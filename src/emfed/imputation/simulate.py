@@ -14,7 +14,7 @@ from emfed.core.protocols import FloatArray, IntArray
 from emfed.core.streams import Purpose, check_seed, normal_row, normals, uniforms
 from emfed.imputation.bins import Bins
 from emfed.imputation.families import CellFamily, as_family
-from emfed.imputation.lowrank import TableParameters
+from emfed.imputation.lowrank import TableParameters, in_parts
 from emfed.imputation.table import FieldTable, Grid, IntakeReport, build_table
 
 PAPER = {"observers": 2465, "sites": 9721, "months": 525}
@@ -42,7 +42,7 @@ def simulated_truth(sites: int, months: int, seed: int) -> TableParameters:
 def simulated_totals(shape: tuple[int, int], seed: int) -> FloatArray:
     """The expected counts of `simulate_table` added over sites, by month."""
     truth, total = simulated_truth(*shape, seed), np.zeros(shape[1])
-    for some in np.array_split(np.arange(shape[0]), max(1, shape[0] * shape[1] >> 20)):
+    for some in in_parts(np.arange(shape[0]), shape[1]):
         total += np.exp(truth.dense(some) + _NOISE**2 / 2).sum(axis=0)
     return total
 

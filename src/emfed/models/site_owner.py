@@ -20,7 +20,7 @@ import numpy as np
 
 from emfed.core.errors import DataError, check_count, known
 from emfed.core.protocols import FloatArray, IntArray, ModelWords, Names, Summaries
-from emfed.core.registry import register_model, stored
+from emfed.core.registry import register_model
 from emfed.core.streams import Purpose, normal_row
 from emfed.models.owners import FactorOwner, Loadings
 from emfed.models.sides import Side, add_up, drift_of, lags_of
@@ -31,7 +31,7 @@ COLUMNS = ("site", "time", "weight", "total")
 """A worker's rows: a cell's site and time as indices, its weight and its sum."""
 
 
-@stored("site-owner")
+@register_model("site-owner")
 @final
 @dataclass(frozen=True)
 class SiteOwner(FactorOwner):
@@ -238,15 +238,3 @@ def _each(data: Any, weights: Any | None, function: Any) -> dict[str, FloatArray
         return dict(function(rows))
     parts = [_each(part, None, function) for part in rows]
     return {name: np.stack([part[name] for part in parts]) for name in parts[0]}
-
-
-@register_model("site-owner")
-def site_owner(
-    times: int,
-    rank: int = 3,
-    ridge: float = 1.0,
-    smoothing: float = 0.0,
-    seasonality: float = 0.0,
-) -> SiteOwner:
-    """Low rank plus noise for a table of sites and time stamps; see `SiteOwner`."""
-    return SiteOwner(times, rank, ridge, smoothing, seasonality)
