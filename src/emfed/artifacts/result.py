@@ -14,6 +14,7 @@ from emfed.artifacts.company import Company
 from emfed.artifacts.facts import Facts
 from emfed.artifacts.model_card import make_card, size, worker_table
 from emfed.artifacts.modelfiles import read_model, write_model
+from emfed.artifacts.own_rows import OwnRows, look_at
 from emfed.artifacts.promises import broken
 from emfed.artifacts.validation import Validation
 from emfed.core.errors import SettingsError, check_count, check_range
@@ -249,6 +250,23 @@ class Result:
             The title of the page.
         """
         fits.write_report(self, path, title)
+
+    def own_rows(self, data: Any) -> OwnRows:
+        """Look at rows of one site that took part in the fit: how well this model fits them.
+
+        Nothing is sent. Where sums were masked, only the site itself can know.
+
+        Parameters
+        ----------
+        data : table, path or Source
+            The rows, with the columns of the fit; other columns of a data frame are left out.
+
+        Returns
+        -------
+        OwnRows
+            It prints as a table; ``report`` writes a page.
+        """
+        return look_at(self, self._inner(data)[0])
 
     def plot(self, what: str | None = None) -> Any:
         """Draw a matplotlib figure of the fit.

@@ -28,7 +28,7 @@ def run_predict(options: Options) -> None:
     words = result.model.words()
     if not isinstance(result.model, AssignsRows):
         raise SettingsError(f"{model} has no components to tell: {result.model.describe()}.")
-    frame, rows = _read(result, options)
+    frame, rows = read_rows(result, options)
     with threads_of(options.threads):
         shares, scores = result.predict_proba(rows), words.factor * result.score_samples(rows)
     best = np.argmax(shares, axis=1)
@@ -61,7 +61,7 @@ def run_adapt(options: Options) -> None:
     if out == PIPE:
         raise SettingsError("--out must be a file: a model is not text.")
     result = load(model)
-    _, rows = _read(result, options)
+    _, rows = read_rows(result, options)
     with threads_of(options.threads):
         adapted = result.adapt(rows, options.worth)
         words = result.model.words()
@@ -94,7 +94,7 @@ def run_fill(options: Options) -> None:
     result = load(model)
     if not isinstance(result.model, FillsRows):
         raise SettingsError(f"{model} knows no missing values: fit it with --missing or --types.")
-    frame, rows = _read(result, options)
+    frame, rows = read_rows(result, options)
     names = _columns_of(result, frame)
     with threads_of(options.threads):
         if draws:
@@ -132,7 +132,7 @@ def _columns_of(result: Result, frame: Any) -> Sequence[str]:
     return result.columns if result.columns is not None else list(frame.columns)
 
 
-def _read(result: Result, options: Options) -> tuple[Any, FloatArray]:
+def read_rows(result: Result, options: Options) -> tuple[Any, FloatArray]:
     """All cells, and the columns that the model knows as numbers."""
     if isinstance(result.model, HiddenMarkov):
         raise SettingsError("a hidden Markov model reads sequences: use emfed.load in Python.")

@@ -315,20 +315,32 @@ def inspect(
 
 
 def report(
+    context: typer.Context,
     model: ModelFile,
+    data: Annotated[
+        str | None,
+        typer.Argument(metavar="[DATA]", help="Rows of one site that took part: a page of these."),
+    ] = None,
     out: Annotated[
         str, option("The page, .html.", OUTPUT, "FILE", names="--out -o")
     ] = "report.html",
     title: Title = None,
+    separator: Separator = None,
+    decimal: Decimal = ".",
+    encoding: Encoding = "utf-8",
     json_output: Json = False,
 ) -> None:
     """Draw the report of a fit: its course, its bytes, its workers, and what left each site.
 
-    One page that needs no network and no data, for readers who were not there.
+    One page that needs no network and no data, for readers who were not there. With DATA, the rows
+    of a site that took part, the page is about these: what masks hide from everybody else.
     """
-    from emfed.cli.inspect import run_report
+    from emfed.cli.inspect import run_own_report, run_report
 
-    run_report(model, out, json_output, title)
+    if data is None:
+        run_report(model, out, json_output, title)
+    else:
+        run_own_report(Options(**context.params))
 
 
 FIT_EXAMPLES = examples(
@@ -353,7 +365,10 @@ INSPECT_EXAMPLES = examples(
     "emfed inspect wards.emfed --json | jq .card.convergence",
     "emfed inspect wards.emfed --workers workers.csv",
 )
-REPORT_EXAMPLES = examples("emfed report wards.emfed -o wards.html")
+REPORT_EXAMPLES = examples(
+    "emfed report wards.emfed -o wards.html",
+    "emfed report wards.emfed north.csv -o north.html",
+)
 
 
 def register(app: typer.Typer) -> None:

@@ -10,6 +10,8 @@ from typing import Any
 from emfed.artifacts.fits import features
 from emfed.artifacts.model_card import bullets, card_markdown
 from emfed.artifacts.result import Result, load
+from emfed.cli.apply import read_rows
+from emfed.cli.help import Options
 from emfed.cli.tables import check_output, safe, write_table
 from emfed.core.errors import CheckpointError, ModelFileError
 from emfed.core.storage import load_checkpoint
@@ -72,6 +74,21 @@ def run_report(model: str, out: str, as_json: bool, title: str | None = None) ->
         print(json.dumps(told))  # noqa: T201
     else:
         print(f"The report is {out}.")  # noqa: T201
+
+
+def run_own_report(options: Options) -> None:
+    """The page of one site's rows, which stays there."""
+    model, data, out = options.model, options.data, options.out
+    check_output(out, "--out", (".html",), [model, data])
+    result = load(model)
+    own = result.own_rows(read_rows(result, options)[1])
+    own.report(out, title=options.title)
+    if options.json_output:
+        names = [name.replace(", ", "_").replace(" ", "_") for name in own.table["figure"]]
+        told = dict(zip(names, own.table["value"], strict=True))
+        print(json.dumps({"model": model, "report": out, **told}))  # noqa: T201
+    else:
+        print(f"{own}\nThe report is {out}.")  # noqa: T201
 
 
 def _checkpoint(file: str) -> dict[str, Any] | None:
