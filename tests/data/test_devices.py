@@ -13,8 +13,9 @@ import emfed
 from emfed.core.errors import SettingsError
 from emfed.data.tables import Piece, apart
 from emfed.fitting.estimators import FederatedGaussianMixture
-from emfed.models.devices import Ragged, twin
+from emfed.models.devices import Ragged
 from tests.cli.test_main import emfed_command
+from tests.models.devices import twin
 from tests.models.devices.passes import plain
 
 ROWS = np.random.default_rng(0).normal(size=(60, 2))

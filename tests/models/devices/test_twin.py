@@ -23,7 +23,8 @@ from emfed.models import (
     mixed_mixture,
     ppca,
 )
-from emfed.models.devices import Ragged, twin
+from emfed.models.devices import Ragged
+from tests.models.devices import twin
 from tests.models.devices.passes import CASES, Case, off, plain
 
 BOUND = {"double": 1e-12, "fast": 1e-6}

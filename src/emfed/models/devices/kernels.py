@@ -1,4 +1,4 @@
-"""The kernels of a pass over rows, in Triton; `emfed.models.devices.twin` says the same in numpy.
+"""The kernels of a pass over rows, in Triton; tests/models/devices/twin.py says the same in numpy.
 
 Each program walks through the blocks of its own range of rows and writes its own partial sums, so
 nothing is atomic and sums have one order. Products of doubles run on the tensor cores that data
