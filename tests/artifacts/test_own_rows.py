@@ -15,7 +15,6 @@ from emfed.artifacts.own_rows import _page
 from emfed.artifacts.page import render_page
 from tests.artifacts.test_model_files import REGISTRY
 from tests.artifacts.test_provenance import COLUMNS, ROWS, in_one_process, masked, tables
-from tests.helpers import make_data, make_model
 
 
 @pytest.mark.parametrize("name", ROWS)

@@ -519,8 +519,9 @@ def test_progress_is_shown_on_a_terminal(emfed_shell: Shell) -> None:
     )
     shown = done.stdout.decode()
     assert "round" in shown
-    assert "|H|²" in shown
-    assert "left" in shown
+    assert "nats a row" in shown
+    assert "|H|²" in shown  # what the user set a bound on
+    assert "at most" not in shown
 
 
 OWN_MODEL = """

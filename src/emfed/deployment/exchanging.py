@@ -24,6 +24,7 @@ from emfed.deployment.consent import OfferedRows, OwnerTerms
 from emfed.deployment.programs import program_of
 from emfed.deployment.site import JOURNAL, MEMORY, MODEL
 from emfed.fitting.program import settings_of
+from emfed.fitting.progress import round_words
 from emfed.network.addresses import alone
 from emfed.network.exchange.followed import Consent, Ended, MemberStore, Program
 from emfed.network.exchange.frames import is_run, new_run
@@ -53,12 +54,8 @@ LOOK_SECONDS = 0.1
 
 def progress(record: RoundRecord) -> str:
     """A round in words."""
-    said = f"round {record.round}"
-    if record.gain is not None:
-        said += f": EM gains {record.gain:.2g} nats a row"
-    if record.left is not None:
-        said += f", about {record.left:.1g} left"
-    return said
+    first, *rest = round_words(record)
+    return f"{first}: {', '.join(rest)}" if rest else first
 
 
 @final

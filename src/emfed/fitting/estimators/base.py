@@ -237,8 +237,6 @@ class FederatedEstimator(BaseEstimator):
             # elsewhere is counted when the federation is opened.
             alone = isinstance(network, StackedFederation) and network.size == 1
             found = self._run(settings.but(scores=not alone), network)
-        if found.result.stopped == "interrupted":
-            raise KeyboardInterrupt
         result = found.result
         if known := getattr(self, "categories_", None):
             told = {str(name): [label(v) for v in values] for name, values in known.items()}
@@ -256,6 +254,10 @@ class FederatedEstimator(BaseEstimator):
         self._label(X)
         for remark in found.remarks:
             warnings.warn(self._face(remark), EmfedWarning, stacklevel=2)
+        if result.stopped == "interrupted":
+            raise KeyboardInterrupt(
+                f"{type(self).__name__} holds what {plural(self.n_iter_, 'round')} have reached."
+            )
         if not self.converged_:
             fewer = self._fewer(found.result.model.words().part)
             words = (
