@@ -32,10 +32,14 @@ def terms(rules: SiteRules, known: Any = SITES, rows: int = 40, **more: Any) -> 
 
 
 def asked(
-    masked: bool = True, sites: Any = SITES, newcomers: bool = True, **program: Any
+    masked: bool = True,
+    sites: Any = SITES,
+    newcomers: bool = True,
+    coded: bool = False,
+    **program: Any,
 ) -> Agreement:
-    document = {**PROGRAM, **program}
-    return Agreement(sites, ("analyst",), masked, newcomers=newcomers, program=document)
+    document, more = {**PROGRAM, **program}, {"newcomers": newcomers, "coded": coded}
+    return Agreement(sites, ("analyst",), masked, **more, program=document)
 
 
 def test_default_rules_accept_a_masked_mixture_in_words() -> None:
@@ -64,6 +68,11 @@ PRIOR = {"dof": 5.0, "scale": [[1.0, 0.0], [0.0, 1.0]]}
         (asked(model={**PROGRAM["model"], "covariance_prior": PRIOR}), SiteRules(), "chose 5 numb"),
         (asked(fit={"epsilon": 1.0}), SiteRules(), "without newcomers"),
         (asked(newcomers=False, fit={"epsilon": 1.0}), SiteRules(), "no key of noise"),
+        (
+            asked(False, newcomers=False, coded=True, fit={"epsilon": 1.0}),
+            SiteRules(unmasked=True),
+            "not coded",
+        ),
         (asked(fit={"epsilon": 1.0, "delta": 1e-4}), SiteRules(), "a delta of 1e-05"),
         (asked(fit={"epsilon": 1.0, "noise_seed": 3}), SiteRules(), "every site draws its noise"),
         (asked(), SiteRules(largest_epsilon=1.0), "private runs alone"),

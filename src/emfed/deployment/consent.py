@@ -511,6 +511,8 @@ def _is_private(asked: AskedSettings) -> str:
         return ""
     if privacy.delta > rules.delta:
         return f"the owner's rules allow a delta of {rules.delta:g} at most."
+    if asked.agreement.coded:
+        return "a private fit has sums with noise, which are not coded: ask without `coded`."
     if asked.agreement.newcomers:
         return "a private fit has the sites of its beginning: ask without newcomers."
     for model in asked.models:
