@@ -41,7 +41,7 @@ COMPONENTS, FACTORS = "2", 2
 
 
 def run_fit(options: Options) -> tuple[bool, bool]:
-    """Read, fit, write, print; returns whether it was interrupted and whether it converged."""
+    """Read, fit, write, print; returns whether it was interrupted, and ended without doubts."""
     _check(options)
     intake = read_workers(options, options.data, options.types)
     settings = make_settings(options, intake)
@@ -74,7 +74,7 @@ def run_fit(options: Options) -> tuple[bool, bool]:
         _print(summary, result.model.words())
         if result.validation is not None:
             print(f"\n{result.validation}")  # noqa: T201
-    return result.stopped == "interrupted", bool(summary["converged"])
+    return result.stopped == "interrupted", not summary["doubts"]
 
 
 def _check(options: Options) -> None:
@@ -255,6 +255,7 @@ def summarise(
         "rounds": result.rounds,
         "stopped": result.stopped,
         "converged": result.converged,
+        "doubts": result.doubts,
         words.key: None if value is None else words.factor * value,
         "privacy": None if result.privacy is None else dict(result.privacy),
         "bytes_up": result.bytes_up,
