@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -274,7 +274,7 @@ class Plan:
     """Seconds, what, to whom, how long, with which disk."""
 
     @classmethod
-    def of(cls, seed: int) -> Plan:
+    def of(cls, seed: int, down: Sequence[float] = DOWN) -> Plan:
         rng = random.Random(seed)
         sites = rng.choice((2, 3, 3, 4, 5))
         masked = sites > 2 and rng.random() < 0.7
@@ -288,7 +288,7 @@ class Plan:
                 what = "kill"
             disk = rng.choice(("same", "same", "same", "none", "old"))
             when = rng.random() * (0.6 + 15 * late) * rng.choice((1, 1, 20))
-            events.append((when, what, who, rng.choice(DOWN), disk))
+            events.append((when, what, who, rng.choice(down), disk))
         loss, repeat = rng.choice((0.0, 0.05, 0.25)), rng.choice((0.0, 0.1, 0.5))
         return cls(seed, masked, sites, loss, repeat, late, tuple(events))
 
@@ -318,19 +318,24 @@ class Tried:
 class Trial:
     """A plan under way."""
 
+    down: Sequence[float] = DOWN
+
     def __init__(self, seed: int) -> None:
-        self.plan = plan = Plan.of(seed)
-        self.federation = Federation(plan.sites, plan.masked, fate=plan.fate())
+        self.plan = plan = Plan.of(seed, self.down)
+        self.federation = self.made(plan)
         self.network, self._rng = self.federation.network, random.Random(seed + 2)
         self._old = {name: [MemoryRecords()] for name in self.network.processes}
         self.kills, self.gap, self.length, self._last = 0, 0.0, 0, 0.0
+
+    def made(self, plan: Plan) -> Federation:
+        return Federation(plan.sites, plan.masked, fate=plan.fate())
 
     def run(self, until: float) -> Tried:
         for when, what, who, down, disk in self.plan.events:
             self.network.at(when, partial(self._strike, what, who, down, disk))
         self.network.at(0.1, self._supervise)
         seconds = self.federation.run(until, self._done)
-        wrong, error = self._wrong()
+        wrong, error = self.wrong()
         return Tried(
             self.plan.seed, tuple(wrong), seconds, self.length, self.kills, self.gap, error
         )
@@ -381,7 +386,7 @@ class Trial:
             self._last, self.length = self.network.now, len(relay.transcript)
         return self.federation.over()
 
-    def _wrong(self) -> tuple[list[str], float]:
+    def wrong(self) -> tuple[list[str], float]:
         federation, ends = self.federation, self.federation.ends
         wrong = [f"{name}: {end.words}" for name, end in ends.items() if not end.final]
         wrong += [f"{n} never ended" for n in (*federation.names, READER) if n not in ends]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -9,15 +10,19 @@ import polars as pl
 import pytest
 
 import emfed
+from emfed.algorithms.memories import settle
 from emfed.core.ledger import DIRECTIONS
+from emfed.core.sums import Heard
 from emfed.data import as_workers
 from emfed.data.held import HeldWorkers
+from emfed.fitting import ascent
 from emfed.fitting.in_process import fit
 from emfed.fitting.program import FitProgram
 from emfed.fitting.settings import FitSettings
+from emfed.network.exchange.heard import RECORD, HeardSums, _Record
 from emfed.network.exchange.statements import Entry, StatementKind
 from emfed.network.exchange.virtual import RELAY
-from tests.network.exchanges import NAMES, READER, Federation
+from tests.network.exchanges import NAMES, READER, Federation, Plan, Trial, Tried
 
 SUMS = {
     "a mixture": {},
@@ -111,3 +116,117 @@ def test_every_sum_is_told_and_none_is_added_by_the_relay() -> None:
     assert StatementKind.SUM not in kinds(found)
     assert StatementKind.SECRETS not in kinds(found)
     assert kinds(found).count(StatementKind.TOLD) > 5
+
+
+# Faults.
+
+LONG = (0.05, 1.0, 8.0, 60.0, 400.0)
+"""Seconds that a killed process stays away: at times more than others wait."""
+KINDS = (
+    {"rounds": 9},
+    {"algorithm": "FedEM", "rounds": 9, "start": "moments"},
+    {"algorithm": emfed.VRFedEM(batch_size=7, inner_rounds=4), "rounds": 9, "start": "moments"},
+    {"algorithm": "FedEM", "participation": 0.6, "rounds": 9, "start": "moments"},
+)
+
+
+class Strikes(Trial):
+    """A plan of faults for a fit whose analyst adds; memories are checked whenever it tells."""
+
+    down = LONG
+
+    def made(self, plan: Plan) -> Federation:
+        self.about = KINDS[plan.seed % len(KINDS)]
+        self.checks, self.gap_of_memories, self.anew = 0, 0.0, 0
+        found = federation(self.about, max(plan.sites, 3), fate=plan.fate())
+        found.network.computing = 0.3  # kills strike while there is something to kill
+        return found
+
+    def check(self, adder: HeardSums) -> None:
+        """V is the sum of what sites keep on their disks, unless one has lost it."""
+        record, coded = adder._mine, adder._coded
+        assert record is not None
+        assert coded is not None
+        found, news = coded.told(record.message[8:])
+        self.anew += news.anew
+        if isinstance(found, Heard) and hasattr(found.told, "generation"):
+            self.anew = max(self.anew, found.told.generation)
+        books = adder._books.copy()
+        books.close(coded.asked, news)
+        kept = {n: c["memory"] for n, c in record.after.items() if n != "adder"}
+        kept = {name: total for name, total in kept.items() if total.size}
+        for name, total in kept.items():
+            states = [self.disk(adder, member) for member in adder._members]
+            if name in books.counted:
+                at, generation = books.counted[name].at, books.counted[name].generation
+                weights = np.ones(len(states))
+            elif isinstance(found, Heard) and hasattr(found.told, "counted"):
+                at, generation = found.told.counted, found.told.generation
+                totals = record.after["adder"]["totals"]
+                weights = totals / coded.ask.method.rows
+            else:
+                continue
+            want, heard = np.zeros_like(total), np.flatnonzero(at >= 0)
+            own = [copy.deepcopy(states[j].get(name)) for j in heard.tolist()]
+            if any(one is None for one in own):
+                continue
+            if any(
+                len(settle(one, at[[j]], generation)) for one, j in zip(own, heard, strict=True)
+            ):
+                continue
+            for one, j in zip(own, heard, strict=True):
+                want = want + weights[j] * one["memory"][0]
+            scale = np.abs(total).max() + 1
+            self.checks += 1
+            self.gap_of_memories = max(self.gap_of_memories, np.abs(total - want).max() / scale)
+
+    def disk(self, adder: HeardSums, member: str) -> Any:
+        """What a site keeps, as its disk has it."""
+        data = self.network.processes[member].disk.states().get(RECORD)
+        record = None if data is None else _Record.decode(data)
+        return {} if record is None or record.place != adder._place else record.after
+
+    def wrong(self) -> tuple[list[str], float]:
+        members, ends = (*self.federation.names, READER), self.federation.ends
+        wrong = [f"{name}: {end.words}" for name, end in ends.items() if not end.final]
+        wrong += [f"{name} never ended" for name in members if name not in ends]
+        models = {
+            end.result.conclusion.final.estimate.point.statistics.tobytes()
+            for end in ends.values()
+            if end.final and end.result is not None
+        }
+        wrong += ["two models are final"] if len(models) > 1 else []
+        if self.gap_of_memories > 1e-12:
+            wrong.append(f"V is {self.gap_of_memories} off")
+        return wrong, self.gap_of_memories
+
+
+def strike(seed: int, patch: pytest.MonkeyPatch) -> tuple[Tried, Strikes]:
+    """Run a plan of faults."""
+    trial = Strikes(seed)
+    real = HeardSums._keep
+
+    def keep(self: HeardSums, record: Any) -> None:
+        real(self, record)
+        if self._adds:
+            trial.check(self)
+
+    patch.setattr(HeardSums, "_keep", keep)
+    patch.setattr(ascent, "FEWEST_OF_MANY", 3)
+    return trial.run(7200.0), trial
+
+
+@pytest.mark.parametrize("block", range(4))
+def test_memories_are_exact_under_random_faults(
+    block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried, checks, kills = [], 0, 0
+    for seed in range(8 * block, 8 * block + 8):
+        with monkeypatch.context() as patch:
+            found, trial = strike(seed, patch)
+        tried.append(found)
+        checks += trial.checks
+        kills += found.kills
+    assert [one for one in tried if one.wrong] == []
+    assert checks > 40
+    assert kills > 8

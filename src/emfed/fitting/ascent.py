@@ -56,20 +56,21 @@ def are_many(workers: int, masked: bool) -> bool:
 class Cohort:
     """The workers of a fit: how many, the weight of all their rows, and whether they mask.
 
-    A ``faithful`` fit takes EM's own path, however many they are. Where some may be ``absent``
-    they stand for themselves with what they sent last, however few they are.
+    A ``faithful`` fit takes EM's own path, however many they are. Where workers are ``heard`` one
+    by one they keep memories, however few they are: who is absent stands for itself with what it
+    sent last.
     """
 
     workers: int
     rows: float
     masked: bool = True
     faithful: bool = False
-    absent: bool = False
+    heard: bool = False
 
     @property
     def many(self) -> bool:
         """Whether workers keep memories and go on alone (`emfed.fitting.many`)."""
-        return self.absent or (are_many(self.workers, self.masked) and not self.faithful)
+        return are_many(self.workers, self.masked) and not self.faithful
 
     @property
     def unit(self) -> float:

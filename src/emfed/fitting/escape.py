@@ -16,6 +16,7 @@ import numpy as np
 from emfed.core.protocols import FloatArray, MovesComponents, SplitsComponents
 from emfed.core.sums import Finish, Fit
 from emfed.fitting.ascent import Ascent, Cohort, Objective
+from emfed.fitting.many import quietly
 from emfed.fitting.moving import merged_and_split
 from emfed.fitting.parallel import together
 from emfed.fitting.race import charged, towards
@@ -43,7 +44,7 @@ def escape(
         least = LEAST_NATS if likelihood else LEAST_SHARE * -best.point.objective
         goal = charged(problem, best) + least
         try:
-            tried = yield from together([problem.climb(at, towards(goal)) for at in places])
+            tried = yield from together([quietly(problem, at, towards(goal)) for at in places])
         except Finish:
             break
         good = [found for found in tried if not thinner(problem, best, found)]

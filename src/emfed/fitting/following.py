@@ -110,7 +110,8 @@ def follow(
     places = tuple(range(len(settings.numbers or (0,))))
     if several and settings.numbers is not None:
         places = within_rows(models, settings.numbers, pooled.count, remarks)
-    cohort = Cohort(workers, pooled.rows, masked, settings.faithful)
+    heard = settings.masks is False and workers > 1
+    cohort = Cohort(workers, pooled.rows, masked, settings.faithful, heard)
     problems = {j: _problem(settings, pooled, cohort, models[j], way) for j in places}
     begun = yield from _begin(settings, list(problems.values()), own_sketch)
     candidates = yield from _compete(settings, problems, begun)

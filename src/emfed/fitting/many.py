@@ -310,7 +310,14 @@ def climb(problem: Objective, start: FloatArray, gives_up: GivesUp | None = None
     """Climb from a start as the case of the fit asks for: with quiet sums, or as many do."""
     if problem.way is None and problem.cohort.many:
         return ascend_with_many(problem, start, gives_up)
-    return problem.climb(start, gives_up)
+    return quietly(problem, start, gives_up)
+
+
+def quietly(problem: Objective, start: FloatArray, gives_up: GivesUp | None = None) -> Fit[Ascent]:
+    """Climb with quiet sums alone, told against memories where workers are heard one by one."""
+    found = problem.climb(start, gives_up)
+    told = problem.way is None and problem.cohort.heard
+    return tracked(found, object()) if told else found
 
 
 def ascend_with_many(

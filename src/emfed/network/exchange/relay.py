@@ -344,7 +344,7 @@ class Relay:
         about = self.transcript
         for name, statement in [*self._waiting.items()]:
             under_way = self._collected.parts or self._collected.coded
-            if under_way and name not in about.members:
+            if under_way and name not in (*about.members, about.agreement.adder):
                 continue
             del self._waiting[name]
             body = statement.read(self._roster)

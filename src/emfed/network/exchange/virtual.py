@@ -113,7 +113,7 @@ class VirtualNetwork:
         fate: Fate = at_once,
         computing: float = 0.02,
     ) -> None:
-        self.now, self.fate, self._computing = 0.0, fate, computing
+        self.now, self.fate, self.computing = 0.0, fate, computing
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._count = itertools.count()
         self.processes = {RELAY: _Running(lambda disk: relay(disk, self.now))}
@@ -224,4 +224,4 @@ class VirtualNetwork:
                 return
             self._act(name, lambda: process.machine.done(job, values, self.now))
 
-        self.at(self.now + self._computing, finish)
+        self.at(self.now + self.computing, finish)
