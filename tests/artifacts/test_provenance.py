@@ -195,3 +195,15 @@ def test_sums_of_scores_are_those_of_the_rows_wherever_they_lie() -> None:
     own = [HeldRows(as_workers([t])) for t in tables().values()]
     here, there = (np.sum([ask.part(one) for one in several], axis=0) for several in (own, parts))
     np.testing.assert_allclose(here, there, rtol=1e-10)
+
+
+def test_what_everybody_followed_says_who_learned_what() -> None:
+    from emfed.artifacts.disclosure import protections
+
+    said = protections(masked("network"))
+    assert "the relay that added up has no key of the sums" in said
+    assert "A server" not in said
+    words = " ".join(text for s in fit_page(masked("network")).sections for text in s.text)
+    assert "each of them computes the common model" in words
+    assert "It is one of the numbers of every sum." in words
+    assert "rounded to a common unit, and masked" in words

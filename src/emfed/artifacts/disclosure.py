@@ -126,6 +126,8 @@ def protections(result: Result) -> str:
     if private is not None:
         and_ = "and the fit is " * (not private["private"])
         noise = f"Every answer had noise, {and_}{private['words']}."
+    if _followed(result):
+        return f"{MEMBERS[masked(result)]} {noise}"
     if masked(result):
         return (
             "Secure sums were on: what left a site was masked, and a server that follows the "
@@ -135,6 +137,26 @@ def protections(result: Result) -> str:
         "Secure sums were off: the server sees the messages of each site one by one. "
         f"{noise} {_lying(result)}"
     )
+
+
+def _followed(result: Result) -> bool:
+    """Whether all members followed the fit, so that nobody was asked anything."""
+    return result.company is not None
+
+
+MEMBERS = {
+    True: (
+        "Secure sums were on: what left a site was masked, and the relay that added up has no key "
+        "of the sums. The sites and the analyst learned sums over all sites that took part. A "
+        "relay that lies can stop a fit or leave sites out, which is counted. Sites that put "
+        "together what they know can take their own parts off a sum."
+    ),
+    False: (
+        "Secure sums were off: whoever added up saw the part of each site, which is as much as "
+        "averages over its rows."
+    ),
+}
+"""What members and relay learned of fits that everyone follows, with masks and without."""
 
 
 def _lying(result: Result) -> str:
@@ -207,10 +229,12 @@ def _ways(result: Result) -> list[str]:
     facts = result.facts
     simulated = facts is None or facts.simulated
     operator = _operator(_setting(result))
+    how = "from which the server computes the common model and sends it back"
+    if _followed(result):
+        how = "and from the sums over all sites each of them computes the common model"
     lines = [
-        "A site sends averages over its rows (statistics), from which the server computes the "
-        "common model and sends it back. The table lists every kind of message, how often it was "
-        f"sent and how large it was. {least_rows(result)}",
+        f"A site sends averages over its rows (statistics), {how}. The table lists every kind of "
+        f"message, how often it was sent and how large it was. {least_rows(result)}",
     ]
     if simulated:
         lines.append(
@@ -218,6 +242,9 @@ def _ways(result: Result) -> list[str]:
             "machine, which played the parts of sites and server. Bytes are those of the messages "
             "that sites would have sent, encoded by the code that sends them."
         )
+    if masked(result):
+        rounded = "The numbers of a round were rounded to a common unit, and masked."
+        return [*lines, rounded]
     lines.append(
         "The statistics of a round were sent exactly."
         if operator is None

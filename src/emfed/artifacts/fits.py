@@ -284,11 +284,14 @@ def _course(result: Result) -> Section:
             caption += f" Where it jumps up, a {words.part} was moved to look for a better model."
         figures.append(Figure(caption, panels, apart=True))
     hits = result.guard_hits
-    followed = (
-        "It was computed for this report, in the simulation; sites did not send it."
-        if len(x) > 1
-        else "It was not followed."
-    )
+    followed = "It was not followed."
+    if len(x) > 1:
+        looked = result.ledger.summary()["monitor"]["up"]["messages"]
+        followed = (
+            "It was computed for this report, in the simulation; sites did not send it."
+            if looked
+            else "It is one of the numbers of every sum."
+        )
     text = [f"The {words.score} is {words.meaning}. {followed}"]
     if hits:
         text.append(
@@ -422,16 +425,22 @@ def _validation(result: Result) -> list[Section]:
         return []
     text = (
         "Mean log-likelihoods of rows that the models in question were not fitted to: each row is "
-        "scored by fits to other rows. Common: the model of all sites; adapted: the same fitted "
-        "further to the site's rows; alone: fitted to them alone. A gain counts if it is three "
-        "standard errors from none and at least 0.02 nats a row. " + _held_out(result)
+        "scored by fits to other rows. "
     )
+    if found.by_worker is not None:
+        text += (
+            "Common: the model of all sites; adapted: the same fitted further to the site's rows; "
+            "alone: fitted to them alone. A gain counts if it is three standard errors from none "
+            "and at least 0.02 nats a row. "
+        )
+    text += _held_out(result)
     table = found.table
-    numbers = [["" if v is None else f"{v:.4f}" for v in table[n]] for n in list(table)[2:-1]]
+    known = [name for name in list(table)[2:-1] if any(v is not None for v in table[name])]
+    numbers = [["" if v is None else f"{v:.4f}" for v in table[name]] for name in known]
     rows = list(
         zip(table["worker"], map(str, table["rows"]), *numbers, table["verdict"], strict=True)
     )
-    heads = ("site", *list(table)[1:])
+    heads = ("site", "rows", *known, "verdict")
     return [_folded(Section("Rows that were held out", [text]), "Sites", heads, rows)]
 
 
