@@ -130,19 +130,3 @@ def test_the_first_statistics_of_a_fit_take_few_bytes_and_lead_to_the_same_answe
     assert numbers_size(told) < 0.45 * floats_size(len(told))
     down = run.step().payload_down
     assert down < 0.45 * 2 * floats_size(len(exact))
-
-
-def test_a_fit_that_opens_rounded_ends_where_pooled_em_ends() -> None:
-    """Tied covariances depend on the second moments of the opening."""
-    rng = np.random.default_rng(0)
-    rows = rng.normal(size=(3000, 8)) + 4 * rng.integers(2, size=(3000, 1))
-    workers = emfed.data.WorkerData(rows, np.arange(0, 3001, 30))
-    model = emfed.gaussian_mixture(2, "tied")
-    start = emfed.fit(model, workers, rounds=2, seed=1).params
-    pooled = emfed.fit(model, workers, emfed.EM(), start=start, rounds=200, tol=1e-10)
-    found = emfed.fit(model, workers, emfed.AutoEM(), start=start, rounds=60, tol=0)
-    gap = pooled.log_likelihood(rows) - found.log_likelihood(rows)
-    assert abs(gap) < 1e-5
-    opening = found.ledger.summary()["opening"]["up"]
-    exact = pooled.ledger.summary()["opening"]["up"]
-    assert opening["payload"] < 0.35 * exact["payload"]

@@ -284,18 +284,6 @@ def test_nobody_answers() -> None:
         assert result.stopped == "silence"
 
 
-def test_a_server_that_crashes_comes_back() -> None:
-    inner = emfed.network.StackedFederation(emfed.data.as_workers(GOOD))
-    faulty = emfed.network.FaultyFederation(inner, emfed.network.FaultPlan(crash_server=0.5))
-    got = fit(make_model("diag"), None, federation=faulty, rounds=10)
-    np.testing.assert_array_equal(
-        got.statistics, fit(make_model("diag"), GOOD, rounds=10).statistics
-    )
-    hopeless = emfed.network.FaultyFederation(inner, emfed.network.FaultPlan(crash_server=1.0))
-    with pytest.raises(emfed.EmfedError, match="crashed in round 1"):
-        fit(make_model("diag"), None, federation=hopeless, rounds=10)
-
-
 def test_an_outlier_that_inflates_the_floor_is_mentioned() -> None:
     rows = np.concatenate(GOOD)
     rows[0] = 1e6
@@ -440,20 +428,6 @@ def test_a_step_size_that_becomes_bad_in_mid_run() -> None:
     algorithm = emfed.FedEM(step_size=lambda k: 0.5 if k < 5 else -1.0)
     with pytest.raises(emfed.SettingsError, match=r"step_size\(5\) must lie in"):
         fit(make_model("diag"), GOOD, algorithm, rounds=10)
-
-
-def test_the_loop_names_the_worker_that_fails() -> None:
-    class Failing(emfed.network.LoopFederation):
-        def oracle(self, request: Any) -> Any:
-            inner = super().oracle(request)
-            if request.workers[0] == 2:
-                inner.full = lambda *_: 1 / 0
-            return inner
-
-    federation = Failing(emfed.data.as_workers(dict(zip("abcd", GOOD, strict=True))))
-    with pytest.raises(ZeroDivisionError) as caught:
-        fit(make_model("diag"), None, federation=federation, rounds=1)
-    assert "while driving worker 'c'" in caught.value.__notes__[0]
 
 
 def test_an_e_step_that_is_not_finite_is_named() -> None:

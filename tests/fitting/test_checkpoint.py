@@ -77,7 +77,7 @@ def test_fits_of_candidates_resume_after_any_round(
     model, common = make_model("diag"), {"rounds": 40, "seed": 4, **settings}
     whole = emfed.fit(model, tables, **common)
     made = whole.records[-1].round
-    assert made > 5
+    assert made > 4
     for cut in (1, 2, 4, *range(7, made, 10)):
         path = tmp_path / f"{cut}"
         emfed.fit(model, tables, checkpoint=path, **(common | {"rounds": cut}))

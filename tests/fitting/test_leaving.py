@@ -13,7 +13,9 @@ import pytest
 
 import emfed
 from emfed.core.protocols import FloatArray
+from emfed.fitting.driver import run_fit
 from emfed.fitting.session import LOSSES, Attendance
+from emfed.fitting.settings import FitSettings
 from emfed.network import LocalTransport, Site, Transport
 from tests.helpers import BARE, first
 from tests.network.processes import real_sites
@@ -38,6 +40,12 @@ def pooled(kind: str, names: list[str], k: int = 2) -> FloatArray:
     """EM on the rows of these alone."""
     rows = {name: TABLES[name] for name in names}
     return told(emfed.fit(emfed.gaussian_mixture(k, kind), rows, "em", tol=1e-12).params)
+
+
+def before(model: Any, network: Any, algorithm: Any = None, **settings: Any) -> emfed.Result:
+    """The message loop, which sites elsewhere are still driven by."""
+    given = FitSettings.read(model, algorithm, **settings)
+    return run_fit(given, network).result
 
 
 def simulated(away: Mapping[int, tuple[int, int | None]]) -> emfed.network.FaultyFederation:
@@ -78,7 +86,7 @@ def test_who_leaves_at_any_time_leaves_nothing_behind(algorithm: str, kind: str)
     times = np.random.default_rng([7, len(algorithm), len(kind)]).integers(1, 30, 2)
     right = {names: pooled(kind, list(names)) for names in ("abc", "ac")}
     for time in times.tolist():
-        result = emfed.fit(
+        result = before(
             emfed.gaussian_mixture(2, kind), simulated({1: (time, None)}), algorithm, **FOLLOWING
         )
         counted = "".join(n for n, w in zip(NAMES, result.worker_weights, strict=True) if w)
@@ -97,7 +105,7 @@ def test_one_of_several_starts_that_compete_may_leave_and_one_of_several_candida
         {"participation": 0.7, "rounds": 600},
     ):
         for time in (3, 12, 25):
-            result = emfed.fit(model, simulated({2: (time, None)}), **{**FOLLOWING, **options})
+            result = before(model, simulated({2: (time, None)}), **{**FOLLOWING, **options})
             here = [n for n, w in zip(NAMES, result.worker_weights, strict=True) if w]
             left += here == ["a", "b"]
             right = pooled("full", here)
@@ -106,7 +114,7 @@ def test_one_of_several_starts_that_compete_may_leave_and_one_of_several_candida
 
 
 def test_who_comes_back_counts_again() -> None:
-    result = emfed.fit(
+    result = before(
         emfed.gaussian_mixture(2, "tied"), simulated({1: (9, 30)}), tol=0, rounds=120, seed=3
     )
     assert result.worker_weights.all()
@@ -124,7 +132,7 @@ def test_a_network_and_its_simulation_agree_on_who_is_here_and_on_every_byte(
         options: dict[str, Any] = {"tol": 0, "rounds": 60, "seed": 3, "start": "moments"}
         algorithm = emfed.FedEM(emfed.Dithering(4), step_size=0.5, in_metric=True)
         model = emfed.gaussian_mixture(2, "tied")
-        here = emfed.fit(model, simulated(away), algorithm, **options)
+        here = before(model, simulated(away), algorithm, **options)
         there = emfed.fit(model, remote(tmp_path / str(number), away), algorithm, **options)
         np.testing.assert_allclose(here.statistics, there.statistics, atol=1e-9)
         np.testing.assert_array_equal(here.worker_weights, there.worker_weights)
@@ -165,7 +173,7 @@ def test_a_start_given_by_parameters_needs_only_those_who_are_here(tmp_path: Pat
     """Patience or not decides: without it a start waits for everyone, as it always did."""
     model = emfed.gaussian_mixture(2, "full")
     start = emfed.fit(model, TABLES, "em", rounds=2).params
-    result = emfed.fit(model, simulated({1: (1, None)}), start=start, **FOLLOWING)
+    result = before(model, simulated({1: (1, None)}), start=start, **FOLLOWING)
     np.testing.assert_allclose(told(result.params), pooled("full", ["a", "c"]), atol=2e-4)
     over = remote(tmp_path / "here", {1: (1, None)})
     result = emfed.fit(model, over, start=start, **FOLLOWING)
@@ -177,34 +185,27 @@ def test_a_start_given_by_parameters_needs_only_those_who_are_here(tmp_path: Pat
 
 def test_where_nobody_answers_nobody_has_left() -> None:
     away = dict.fromkeys(range(3), (12, 32))
-    result = emfed.fit(emfed.gaussian_mixture(2), simulated(away), tol=0, rounds=60, seed=3)
+    result = before(emfed.gaussian_mixture(2), simulated(away), tol=0, rounds=60, seed=3)
     assert result.worker_weights.all()
     np.testing.assert_allclose(told(result.params), pooled("full", NAMES), atol=1e-4)
 
 
 def test_a_checkpoint_remembers_who_is_away(tmp_path: Path) -> None:
-    """Bit for bit, in a process that goes on and over a network whose server was killed."""
+    """Bit for bit, over a network whose server was killed."""
     options: dict[str, Any] = {"tol": 0, "start": "moments", "seed": 3}
     model, away = emfed.gaussian_mixture(2, "tied"), {1: (6, None)}
-    for name in ("here", "there"):
-        ends = []
-        for parts in ((40,), (12, 40)):
-            place = tmp_path / name / str(len(parts))
-            sites = Leaving(place, away)
-            for rounds in parts:
-                if name == "here":
-                    network: Any = simulated(away)
-                    network._clock = 100 * (rounds == 40 and len(parts) > 1)
-                else:
-                    network = emfed.network.RemoteFederation(
-                        sites, place / "server", attempts=1, pause=0
-                    )
-                checkpoint = {"checkpoint": place / "run.checkpoint", "resume": True}
-                place.mkdir(parents=True, exist_ok=True)
-                result = emfed.fit(model, network, "FedEM", rounds=rounds, **checkpoint, **options)
-            assert result.worker_weights[1] == 0
-            ends.append(result.statistics)
-        np.testing.assert_array_equal(*ends)
+    ends = []
+    for parts in ((40,), (12, 40)):
+        place = tmp_path / str(len(parts))
+        sites = Leaving(place, away)
+        for rounds in parts:
+            network = emfed.network.RemoteFederation(sites, place / "server", attempts=1, pause=0)
+            checkpoint = {"checkpoint": place / "run.checkpoint", "resume": True}
+            place.mkdir(parents=True, exist_ok=True)
+            result = emfed.fit(model, network, "FedEM", rounds=rounds, **checkpoint, **options)
+        assert result.worker_weights[1] == 0
+        ends.append(result.statistics)
+    np.testing.assert_array_equal(*ends)
 
 
 def test_a_worker_that_keeps_losing_its_memory_resets_the_others_a_few_times_only() -> None:
@@ -217,7 +218,7 @@ def test_a_worker_that_keeps_losing_its_memory_resets_the_others_a_few_times_onl
     network = Forgetful(
         emfed.network.StackedFederation(emfed.data.as_workers(TABLES)), emfed.network.FaultPlan()
     )
-    result = emfed.fit(emfed.gaussian_mixture(2), network, "FedEM", tol=0, rounds=130, seed=3)
+    result = before(emfed.gaussian_mixture(2), network, "FedEM", tol=0, rounds=130, seed=3)
     assert result.records[-1].generation <= 2 * (LOSSES + 3)
     assert result.worker_weights[1] == 0
     np.testing.assert_allclose(told(result.params), pooled("full", ["a", "c"]), atol=1e-3)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,7 +26,7 @@ from emfed.models.clusters import Buckets, lloyd, seed_centres
 from emfed.models.side_by_side import SideBySide
 from emfed.network import StackedFederation
 from emfed.testing import check_model
-from tests.helpers import OPEN, make_data, make_model, plain_fit
+from tests.helpers import make_data, make_model, plain_fit
 from tests.tables import FAMILIES, mixed_tables
 
 
@@ -418,30 +417,6 @@ def test_the_start_is_as_good_as_scikit_learns(kind: str, split: int) -> None:
             theirs.append(peer.score(rows / unit) - np.log(unit).sum())
         gaps.append(np.median(ours) - np.median(theirs))
     assert np.mean(gaps) > -0.02
-
-
-def test_over_a_network_starts_are_those_of_one_process(tmp_path: Path) -> None:
-    """Only rows themselves do not travel."""
-    tables = make_data(10, sizes=(30, 40))
-
-    def network(name: str) -> emfed.network.RemoteFederation:
-        sites = {
-            str(j): emfed.network.Site(t, tmp_path / name / str(j), rules=OPEN)
-            for j, t in enumerate(tables)
-        }
-        return emfed.network.RemoteFederation(emfed.network.LocalTransport(sites))
-
-    for how, n_init in (("k-means", 1), ("auto", 1), ("auto", 3), ("moments", 1), ("moments", 2)):
-        options: dict[str, Any] = {"start": how, "n_init": n_init, "rounds": 3}
-        there = plain_fit(make_model("diag"), network(f"{how}{n_init}"), **options)
-        here = plain_fit(make_model("diag"), tables, federation="loop", **options)
-        np.testing.assert_allclose(there.statistics, here.statistics, atol=1e-9)
-        np.testing.assert_array_equal(there.ledger.counts, here.ledger.counts)
-    clusters = plain_fit(emfed.k_means(2), network("k"), rounds=5)
-    pooled = plain_fit(emfed.k_means(2), tables, rounds=5)
-    np.testing.assert_allclose(clusters.params.centres, pooled.params.centres, atol=1e-9)
-    with pytest.raises(emfed.SettingsError, match="start='points' needs data in this process"):
-        plain_fit(make_model("diag"), network("points"), start="points", rounds=1)
 
 
 @pytest.mark.parametrize("count", [300, 4000])

@@ -339,6 +339,8 @@ class CodedSum:
         states: Mapping[str, States],
     ) -> FloatArray:
         """What is told: parts less what the sum's centre or memories foretell of them."""
+        if not len(workers):
+            return np.zeros((0, one.ask.size))
         if isinstance(one.ask, OfWorkers) and one.name is not None:
             mine = states[one.name]
             parts = rows.parts(one.ask, workers, mine)
@@ -418,7 +420,7 @@ class CodedSum:
                 else self._remembered(one, adder, arrived, own)
             )
             rows = rows or weight
-            found.append(self._down(one, value * (rows / weight)))
+            found.append(self._down(one, value * (rows / (weight or 1.0))))
         news = News(arrived, rows, up, 0, anew)
         if anew:
             adder.memories = {n: v for n, v in adder.memories.items() if n not in self.names}

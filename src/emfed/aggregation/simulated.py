@@ -33,12 +33,16 @@ class SimulatedSums:
         The seed of the roundings.
     ledger : Ledger, optional
         What counts the bytes that messages between machines would have.
+    masked : bool
+        Whether workers mask. If not, numbers of which nothing is foreseen are told as 64-bit
+        floats, so that columns may have any unit.
     """
 
     rows: SummedWorkers
     workers: int
     seed: int = 0
     ledger: Ledger | None = None
+    masked: bool = True
     exchanges: int = field(default=0, init=False)
     attempts: int = field(default=0, init=False)
     """Exchanges that were made again, because a sum had no room."""
@@ -52,6 +56,10 @@ class SimulatedSums:
             return Sum(value, total, ask.noise)
         values = np.append(value, total) if exchange == 0 and ask.counted else value
         size = 0
+        if ask.precision is None and not self.masked and np.isfinite(value).all():
+            size = 2 * self.workers * (values.nbytes + TAG_BYTES + DIGEST_BYTES)
+            self._count(ask, size)
+            return Sum(value, total, ask.noise, 0, size)
         for attempt in range(1 + FURTHER_ATTEMPTS):
             lattice = Lattice.placed(ask, exchange, attempt)
             size += 2 * self.workers * lattice.part_bytes

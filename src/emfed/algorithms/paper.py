@@ -23,13 +23,14 @@ from typing import Any, Self, final
 
 import numpy as np
 
+from emfed.algorithms.auto import AutoEM
 from emfed.algorithms.base import CompressedEM
 from emfed.algorithms.em import EM
 from emfed.algorithms.fed_em import FedEM
 from emfed.algorithms.memories import NOT_COUNTED, columns, settle
 from emfed.algorithms.steps import batch_indices, shorten, step_at
 from emfed.algorithms.vr_fed_em import VRFedEM
-from emfed.compressors import Identity
+from emfed.compressors import Identity, SubtractiveDithering
 from emfed.core.errors import NumericalError, SettingsError, WireError
 from emfed.core.protocols import (
     Algorithm,
@@ -159,12 +160,17 @@ class Server:
 
 
 def compressed(algorithm: Algorithm) -> CompressedEM:
-    """The settings of FedEM that are this algorithm: those of EM compress nothing.
+    """The settings of FedEM that are this algorithm, where rows come once; EM compresses nothing.
 
     A worker that does not answer then leaves its share of S as it is.
     """
     if isinstance(algorithm, EM):
         return FedEM(Identity(), step_size=1.0, memory_rate=0.0)
+    if isinstance(algorithm, AutoEM):
+        quantised = SubtractiveDithering(0.25)
+        if algorithm.batch_size is None:
+            return FedEM(quantised, in_metric=True)
+        return VRFedEM(quantised, in_metric=True, batch_size=algorithm.batch_size)
     if not isinstance(algorithm, CompressedEM):
         name = type(algorithm).__name__
         raise SettingsError(f"{name} has no rounds in which workers are heard one by one.")

@@ -10,7 +10,7 @@ the unit of the log-likelihood (`Cohort.unit`), and fixed points are EM's.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, final
 
 import numpy as np
@@ -34,6 +34,8 @@ its start."""
 GROWS = 4.0
 """By how much the longest step grows where one was kept, and shrinks where one was not: the
 `mstep` of SQUAREM."""
+HARMLESS = 2.0**-20
+"""How far rounding may move S in the metric: 2^-41 nats a row."""
 LATTICE = 2.0**-40
 """The unit of S, in units of the model's frame; also the finest step of a sum over the rows."""
 
@@ -56,9 +58,9 @@ def are_many(workers: int, masked: bool) -> bool:
 class Cohort:
     """The workers of a fit: how many, the weight of all their rows, and whether they mask.
 
-    A ``faithful`` fit takes EM's own path, however many they are. Where workers are ``heard`` one
-    by one they keep memories, however few they are: who is absent stands for itself with what it
-    sent last.
+    A ``faithful`` fit takes EM's own path, however many they are; where sums are ``fine``, too,
+    they are as fine as S itself. Where workers are ``heard`` one by one they keep memories, however
+    few they are: who is absent stands for itself with what it sent last.
     """
 
     workers: int
@@ -66,6 +68,7 @@ class Cohort:
     masked: bool = True
     faithful: bool = False
     heard: bool = False
+    fine: bool = False
 
     @property
     def many(self) -> bool:
@@ -78,14 +81,14 @@ class Cohort:
 
         All workers round, so their difference has a deviation of sqrt(workers / 6) steps.
         """
-        return LIKELIHOOD_STEP * float(np.sqrt(self.workers))
+        return (LATTICE if self.fine else LIKELIHOOD_STEP) * float(np.sqrt(self.workers))
 
     def precision(self, size: int, move: float, noise: float = NOISE_NATS) -> Precision:
         """The precision of a sum of statistics that will move by so much in the metric.
 
         ``noise`` bounds its squared noise there.
         """
-        noise = min(NOISE * move**2, noise)
+        noise = 0.0 if self.fine else min(NOISE * move**2, noise)
         step = self.rows * np.sqrt(12 * noise / (self.workers * size))
         step = power_of_two(max(float(step), LATTICE * self.rows))
         reach = self.rows * move * max(REACH / np.sqrt(size), 1.0)
@@ -93,7 +96,7 @@ class Cohort:
 
     def with_values(self, precision: Precision, size: int, expected: FloatArray) -> Precision:
         """The same, with the log-likelihood and the entropy at the end."""
-        unit = power_of_two(self.rows * LIKELIHOOD_STEP)
+        unit = power_of_two(self.rows * (LATTICE if self.fine else LIKELIHOOD_STEP))
         steps = np.concatenate([np.full(size, float(precision.step)), np.full(2, float(unit))])
         reach = np.concatenate(
             [np.full(size, float(precision.reach)), np.full(2, self.rows * LIKELIHOOD_REACH)]
@@ -203,10 +206,18 @@ def _expanded(model: Any, image: FloatArray, white: FloatArray) -> FloatArray:
 def on_lattice(model: Any, statistics: FloatArray) -> FloatArray:
     """S rounded to `LATTICE`, so that members whose arithmetic differs in the last bits agree.
 
-    Where the domain is so narrow that rounding leaves it, S stays as it is.
+    Where that moves S in the metric, since a column is narrow beside others, as many bits of each
+    number are kept as one of size 1 has. Where the domain is so narrow that rounding leaves it, S
+    stays as it is.
     """
-    rounded = np.rint(statistics / LATTICE) * LATTICE
-    return rounded if model.inside(rounded) else statistics
+    metric = model.metric(model.maximize(statistics))
+    sizes = np.abs(statistics)
+    places = 2.0 ** np.ceil(np.log2(np.where(sizes > 0, sizes, 1.0)))
+    for unit in (LATTICE, LATTICE * np.minimum(places, 1.0)):
+        rounded = np.rint(statistics / unit) * unit
+        if model.inside(rounded) and length(metric.whiten(rounded - statistics)) <= HARMLESS:
+            return rounded
+    return statistics
 
 
 GivesUp = Callable[[Point, float], bool]
@@ -253,8 +264,8 @@ def ascend(problem: Objective, start: FloatArray, gives_up: GivesUp | None = Non
                 kept = tried.objective >= here.objective - unit
                 steps.adapt(kept)
                 here = tried if kept else here
-    except Finish:
-        pass
+    except Finish:  # the last sum says where EM leads
+        here = replace(here, statistics=here.image)
     return Ascent(here, converged, state.left)
 
 

@@ -118,14 +118,14 @@ class Run(Iterator[RoundRecord]):
     def memory(self) -> FloatArray:
         """V, which the server of FedEM or VR-FedEM keeps to itself."""
         ask, course = self._innovations, self._course
-        known = course.gathers.adder.memories
+        known = course.unmasked.adder.memories
         return known.get(str(ask.memory), np.zeros_like(ask.server.statistics))
 
     @property
     def memories(self) -> FloatArray:
         """V_i of every worker of FedEM or VR-FedEM, with what the server counts already."""
         ask = self._innovations
-        kept = self._course.gathers.states.get(str(ask.memory))
+        kept = self._course.unmasked.states.get(str(ask.memory))
         if kept is None:  # nobody was asked yet
             return np.zeros((len(self.weights), len(ask.server.statistics)))
         return believed(kept, ask.server.counted, ask.server.generation)

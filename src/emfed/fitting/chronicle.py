@@ -162,33 +162,26 @@ class Chronicle:
         )
 
     def _record(self, ask: Ask, found: Sum, last: LastSum | None) -> RoundRecord:
-        seen = seen_in(ask, found)
-        gains = [one.gain for one in seen if one.gain is not None]
+        seen, answered = seen_in(ask, found), self._before.answered - found.missing
+        gains = [one.gain for one in seen if one.gain is not None and not found.missing]
+        self._silent = 0 if answered else self._silent + 1
         left = None if last is None or not np.isfinite(last.left) else last.left
         return replace(
             self._before,
-            answered=self._before.answered - found.missing,
+            answered=answered,
             squared_H=sum(one.squared for one in seen),
             step_size=1.0,
             guard_hits=0 if last is None else last.hits,
             squared_h=self._exactly(ask, found),
-            objective=seen[0].objective if len(seen) == 1 else None,
+            objective=seen[0].objective if len(seen) == 1 and not found.missing else None,
             gain=sum(gains) if gains else None,
             left=left,
         )
 
     def _limit(self) -> str:
-        stop, made = self.stop, self.records[-1]
         spent = self.ledger.total("up") + self.ledger.total("down")
-        met = {
-            "rounds": (stop.rounds, made.round),
-            "epochs": (stop.epochs, made.epochs),
-            "bytes": (stop.bytes, spent),
-            "seconds": (stop.seconds, self.seconds),
-        }
-        for name, (limit, value) in met.items():
-            if limit is not None and value >= limit:
-                return name
+        if met := self.stop.limit(self.records[-1], spent, self.seconds):
+            return met
         return "silence" if self._silent >= PATIENCE else ""
 
 
@@ -240,7 +233,9 @@ class _Seen:
 def seen_in(ask: Ask, found: Sum) -> list[_Seen]:
     """What a sum says to each of `looks`."""
     parts = ask.split(found) if isinstance(ask, Joint) else [found]
-    return [seen_at(one, p.value / p.rows) for one, p in zip(looks(ask), parts, strict=True)]
+    return [
+        seen_at(one, p.value / (p.rows or 1.0)) for one, p in zip(looks(ask), parts, strict=True)
+    ]
 
 
 def seen_at(ask: Statistics, mean: FloatArray) -> _Seen:

@@ -7,7 +7,7 @@ Ghahramani and Hinton, 2000), components without rows are put to use, and what g
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, islice
 from typing import Any
 
@@ -23,19 +23,30 @@ from emfed.fitting.race import charged, towards
 from emfed.fitting.selection import empty_components
 from emfed.models.components import thin
 
+TRIED_WITH_EMPTY = 3
+"""Halvings of other components that are tried where some component has no rows."""
 LEAST_NATS, LEAST_SHARE = 1e-3, 1e-4
 """What counts as a gain: nats a row; of a model without a likelihood, a share of its cost."""
 
+Proposed = Callable[[Any, Cohort, FloatArray], Iterator[FloatArray]]
+"""From a model, who has the rows, and where an ascent ended, to statistics to try."""
+
 
 def escape(
-    problem: Objective, best: Ascent, tries: int, others: Sequence[FloatArray] = ()
+    problem: Objective,
+    best: Ascent,
+    tries: int,
+    others: Sequence[FloatArray] = (),
+    proposed_at: Proposed | None = None,
 ) -> Fit[Ascent]:
     """Try some proposals side by side, and go on from the best of them as long as one gains.
 
     ``others`` are places from elsewhere that are tried with the first proposals.
     """
+    proposed_at = proposed_at or proposals
     while tries and best.converged:
-        proposed = chain(others, proposals(problem.model, problem.cohort, best.point.statistics))
+        found = proposed_at(problem.model, problem.cohort, best.point.statistics)
+        proposed = chain(others, found)
         places = list(islice(proposed, tries + len(others)))
         if not places:
             break
@@ -44,15 +55,29 @@ def escape(
         least = LEAST_NATS if likelihood else LEAST_SHARE * -best.point.objective
         goal = charged(problem, best) + least
         try:
-            tried = yield from together([quietly(problem, at, towards(goal)) for at in places])
+            tried = yield from together([_trial(problem, at, goal) for at in places])
         except Finish:
             break
-        good = [found for found in tried if not thinner(problem, best, found)]
+        good = [one for one in tried if one.converged and not thinner(problem, best, one)]
         values = [charged(problem, found) for found in good]
         if not values or max(values) < goal:
             break
         best = good[int(np.argmax(values))]
     return best
+
+
+def _trial(problem: Objective, start: FloatArray, goal: float) -> Fit[Ascent]:
+    """An ascent towards a goal; components that lose all rows on the way are put to use."""
+    found = yield from quietly(problem, start, towards(goal))
+    for attempt in range(TRIED_WITH_EMPTY):
+        here = found.point.statistics
+        used = islice(empty_put_to_use(problem.model, problem.cohort, here), attempt, None)
+        there = next(used, None) if found.converged else None
+        if there is None:
+            break
+        again = yield from quietly(problem, there, towards(goal))
+        found = again if again.point.objective > found.point.objective else found
+    return found
 
 
 def proposals(model: Any, cohort: Cohort, statistics: FloatArray) -> Iterator[FloatArray]:
@@ -62,18 +87,31 @@ def proposals(model: Any, cohort: Cohort, statistics: FloatArray) -> Iterator[Fl
         while (moved := model.moved(statistics, attempt)) is not None:
             yield moved
             attempt += 1
-    elif _splits(model):
-        empty = empty_components(model, statistics, cohort.rows)
-        if empty.any() and not empty.all():
-            for attempt in range(model.n_components):
-                used = model.split(statistics, empty, attempt)
-                if model.inside(used):
-                    yield used
-        yield from merged_and_split(model, statistics)
+    else:
+        yield from empty_put_to_use(model, cohort, statistics)
+        if _splits(model):
+            yield from merged_and_split(model, statistics)
+
+
+def empty_put_to_use(model: Any, cohort: Cohort, statistics: FloatArray) -> Iterator[FloatArray]:
+    """Statistics where components without rows are halves of others."""
+    if not _splits(model):
+        return
+    empty = empty_components(model, statistics, cohort.rows)
+    if empty.any() and not empty.all():
+        for attempt in range(model.n_components):
+            used = model.split(statistics, empty, attempt)
+            if model.inside(used):
+                yield used
 
 
 def thinner(problem: Objective, before: Ascent, after: Ascent) -> bool:
-    """Whether more components than before have so few rows that their means tell of single ones."""
+    """Whether more components than before have so few rows that their means tell of single ones.
+
+    Clusters may: where rows lie far out that is what lowers the cost.
+    """
+    if not problem.model.words().likelihood:
+        return False
     few = [
         thin(problem.model.component_shares(one.point.statistics), problem.cohort.rows).sum()
         for one in (before, after)

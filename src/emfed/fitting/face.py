@@ -7,24 +7,29 @@ import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, TypeGuard
+from typing import Any, Literal
 
-from emfed.algorithms import AutoEM
 from emfed.artifacts.result import Result
 from emfed.core.errors import EmfedWarning, SettingsError, check_count
 from emfed.core.protocols import Federation
-from emfed.data.held import HeldWorkers
 from emfed.data.workers import as_workers
 from emfed.fitting import driver, in_process, live
 from emfed.fitting.driver import begin_run, main_view, open_session, start_at
 from emfed.fitting.fitted import NOBODY, Fitted, Watch
+from emfed.fitting.private_in_process import private_fit
 from emfed.fitting.progress import progress
 from emfed.fitting.rounds import Run
 from emfed.fitting.selection import Selection
 from emfed.fitting.settings import FitSettings
 from emfed.fitting.stopping import Callback, Monitor, Stop
 from emfed.models.devices import Precision
-from emfed.network import FEDERATIONS, InProcessFederation, LiveSites, RayFederation
+from emfed.network import (
+    FEDERATIONS,
+    FaultyFederation,
+    InProcessFederation,
+    LiveSites,
+    RayFederation,
+)
 
 FederationName = Literal["stacked", "loop", "ray"] | Federation
 """Where the workers of a table run."""
@@ -34,17 +39,12 @@ def run(settings: FitSettings, federation: Federation | LiveSites, watch: Watch 
     """Fit what the settings say, wherever the rows are."""
     if isinstance(federation, LiveSites):
         return live.fit(settings, federation, watch)
-    if _hears_workers(federation, settings):
-        return in_process.fit(settings, HeldWorkers(federation.data), watch)
-    return driver.run_fit(settings, federation, watch)
-
-
-def _hears_workers(federation: Federation, settings: FitSettings) -> TypeGuard[InProcessFederation]:
-    """Whether workers are here, and are heard one by one."""
-    if not isinstance(federation, InProcessFederation) or settings.epsilon is not None:
-        return False
-    other = federation.data.streaming or not settings.on_sums
-    return other and not isinstance(settings.method(2), AutoEM)
+    if not isinstance(federation, InProcessFederation | RayFederation | FaultyFederation):
+        return driver.run_fit(settings, federation, watch)
+    if settings.epsilon is not None:
+        return private_fit(settings, federation.workers, watch)
+    present = federation.present if isinstance(federation, FaultyFederation) else None
+    return in_process.fit(settings, federation.workers, watch, present)
 
 
 def fit(

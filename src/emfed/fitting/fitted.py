@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import final
 
 from emfed.artifacts.result import Result
-from emfed.core.errors import CheckpointError, SettingsError
+from emfed.core.errors import CheckpointError, SettingsError, check_type
 from emfed.core.wording import Setting, Wording
 from emfed.fitting.selection import Selection
 from emfed.fitting.stopping import Callback, Monitor
@@ -60,6 +60,8 @@ class Watch:
                 raise SettingsError(
                     f"a callback must be a function of a RoundRecord; got {callback!r}."
                 )
+        if self.monitor is not None:
+            check_type("monitor", self.monitor, Monitor, "Monitor(every=10)")
         path = self.checkpoint
         if path is None:
             if self.resume:

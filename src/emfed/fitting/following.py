@@ -13,6 +13,7 @@ from typing import Any, final
 
 import numpy as np
 
+from emfed.algorithms import Everyone
 from emfed.artifacts.errors import LEAST, Chart
 from emfed.artifacts.facts import ByWorker
 from emfed.artifacts.result import criterion
@@ -23,7 +24,7 @@ from emfed.core.wording import Setting, Wording
 from emfed.fitting.ascent import FIRST_MOVE, Ascent, Cohort, Objective, Point, Way, look
 from emfed.fitting.asks import Exact
 from emfed.fitting.convergence import Tolerance
-from emfed.fitting.escape import escape
+from emfed.fitting.escape import TRIED_WITH_EMPTY, empty_put_to_use, escape
 from emfed.fitting.many import climb
 from emfed.fitting.moving import with_one_less, with_one_more
 from emfed.fitting.opening import Pooled, pool
@@ -33,13 +34,13 @@ from emfed.fitting.selection import empty_as_copies, within_rows
 from emfed.fitting.settings import FitSettings
 from emfed.fitting.starting import Sketcher, optimum, start_at, starts
 from emfed.fitting.stochastic import rounds_of
+from emfed.fitting.turns import in_turns
 from emfed.fitting.validation import validated
 from emfed.network.scoring import Scores, ScoreSums, over_all
 
 MOST_GAIN = 0.5
 """Nats a row that proposals are granted to gain: a neighbouring number of components that needs
 more to be chosen is left alone."""
-
 
 NO_MAXIMUM = (
     "standard errors: the fit is no maximum in some direction, or the rows say nothing about it, "
@@ -92,17 +93,18 @@ def follow(
     own_sketch: Sketcher | None = None,
     masked: bool = True,
     streams: bool = False,
+    absent: bool = False,
 ) -> Fit[Conclusion]:
     """Fit what the settings say to the rows of so many workers.
 
     ``shapes`` are those of `Model.summary` of one worker's rows; ``own_sketch`` gives a driver that
     has the rows of one worker alone. Where sums are not ``masked`` workers may be heard one by one:
-    so they are where the settings want it, or rows are ``streams``, others in each round.
+    so they are where the settings want it, or rows are ``streams``, others in each round; and some
+    may be ``absent`` from a round.
     """
-    way = None
-    if streams or not settings.on_sums:
-        check(settings, masked)
-        way = rounds_of(settings)
+    way = way_of(settings, streams, absent or not isinstance(settings.who(), Everyone))
+    if way is not None and masked:
+        raise SettingsError(MASKS_FORBID)
     models = settings.candidates()
     pooled = yield from pool(models[0], shapes)
     remarks: list[str] = []
@@ -111,7 +113,7 @@ def follow(
     if several and settings.numbers is not None:
         places = within_rows(models, settings.numbers, pooled.count, remarks)
     heard = settings.masks is False and workers > 1
-    cohort = Cohort(workers, pooled.rows, masked, settings.faithful, heard)
+    cohort = Cohort(workers, pooled.rows, masked, settings.faithful, heard, settings.fine)
     problems = {j: _problem(settings, pooled, cohort, models[j], way) for j in places}
     begun = yield from _begin(settings, list(problems.values()), own_sketch)
     candidates = yield from _compete(settings, problems, begun)
@@ -130,16 +132,18 @@ def follow(
     return found
 
 
-def check(settings: FitSettings, masked: bool) -> None:
-    """Refuse masks to fits that are not told by sums of everyone's rows."""
-    if masked:
-        raise SettingsError(
-            Wording(
-                "this fit hears workers one by one, which masks forbid: use {} with everyone in "
-                "every round, or {}.",
-                *(Setting("algorithm", "auto"), Setting("masks", False)),
-            )
-        )
+MASKS_FORBID: Wording = Wording(
+    "this fit hears workers one by one, which masks forbid: use {} with everyone in every round, "
+    "or {}.",
+    *(Setting("algorithm", "auto"), Setting("masks", False)),
+)
+
+
+def way_of(settings: FitSettings, streams: bool, absent: bool) -> Way | None:
+    """How rounds are made that are not sums of everyone's rows; None: they are."""
+    if streams or not settings.on_sums:
+        return rounds_of(settings)
+    return in_turns if absent else None
 
 
 def _problem(
@@ -175,7 +179,7 @@ def _compete(
         race = common or Race()
         compared = common is not None and len(problems) > 1
         charge = _charge(settings, problem) if compared else 0.0
-        competes = len(own) > 1 or compared
+        competes = settings.tol != 0 and (len(own) > 1 or compared)  # 0: all rounds are wanted
         for start in own:
             owners.append(j)
             if isinstance(settings.start, str) and optimum(problem.model) is not None:
@@ -249,8 +253,17 @@ def tries(settings: FitSettings, candidates: Sequence[Candidate]) -> int:
 
 
 def _improve(settings: FitSettings, candidates: list[Candidate]) -> Fit[list[Candidate]]:
-    """Escape from local optima: the best candidate, then its neighbours, each once."""
+    """Escape from local optima: the best candidate, then its neighbours, each once.
+
+    Where a fit is to end where its start leads, components without rows alone are put to use.
+    """
     count = tries(settings, candidates)
+    if not count and len(candidates) == 1:
+        one = candidates[0]
+        estimate = yield from escape(
+            one.problem, one.estimate, TRIED_WITH_EMPTY, proposed_at=empty_put_to_use
+        )
+        return [_judged(settings, one.position, one.problem, estimate)]
     done: set[int] = set()
     room = 2 * MOST_GAIN * candidates[0].problem.cohort.rows
     while count:

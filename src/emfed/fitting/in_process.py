@@ -15,10 +15,11 @@ import numpy as np
 
 from emfed.aggregation.coded import DIGEST_BYTES
 from emfed.aggregation.simulated import SimulatedSums
-from emfed.aggregation.unmasked import Presence, UnmaskedWorkers
+from emfed.aggregation.unmasked import Presence, Present, UnmaskedWorkers
+from emfed.algorithms import Everyone
 from emfed.artifacts.facts import ByWorker, Facts
 from emfed.artifacts.result import Result
-from emfed.core.ledger import Ledger
+from emfed.core.ledger import DIRECTIONS, Ledger
 from emfed.core.protocols import Model
 from emfed.core.records import Records, RoundRecord
 from emfed.core.registry import plain
@@ -31,15 +32,17 @@ from emfed.core.sums import (
     Gather,
     Gathers,
     LastSum,
+    OfWorkers,
     Sum,
     drive,
     finished,
 )
-from emfed.core.wire import numbers_size
+from emfed.core.wire import floats_size
+from emfed.core.wording import Setting, Wording
 from emfed.data.summing import check_rows_held, summary_shapes
 from emfed.fitting.ascent import are_many
 from emfed.fitting.asks import Statistics
-from emfed.fitting.chronicle import INTERRUPTED, Chronicle, looks, seen_at, seen_in
+from emfed.fitting.chronicle import INTERRUPTED, Chronicle, joined, looks, seen_at, seen_in
 from emfed.fitting.curve import ObjectiveCurve
 from emfed.fitting.fitted import NOBODY, Fitted, Watch
 from emfed.fitting.following import Candidate, Conclusion, follow
@@ -64,8 +67,15 @@ LATER = ("question", "closing")
 """Sums that are asked for when rounds have ended: a fit that goes on makes them again."""
 
 
-def fit(settings: FitSettings, workers: AskedWorkers, watch: Watch = NOBODY) -> Fitted:
+def fit(
+    settings: FitSettings,
+    workers: AskedWorkers,
+    watch: Watch = NOBODY,
+    present: Presence | None = None,
+) -> Fitted:
     """Fit what the settings say to the rows of these workers.
+
+    ``present`` says whose messages arrive; None: everyone's.
 
     Examples
     --------
@@ -76,7 +86,7 @@ def fit(settings: FitSettings, workers: AskedWorkers, watch: Watch = NOBODY) -> 
     >>> fit(settings, HeldWorkers(data)).result.converged
     True
     """
-    begun = begin(settings, workers, watch)
+    begun = begin(settings, workers, watch, present)
     course, program = begun.course, begun.program
     with columns_named(begun.workers.columns), interrupts() as interrupted:
         course.interrupted = interrupted
@@ -172,6 +182,7 @@ def begin(
         sketch if n == 1 else None,
         bool(settings.masks),
         workers.streaming,
+        present is not None,
     )
     return Begun(settings, workers, weights, Course(settings, workers, watch, present), program)
 
@@ -198,13 +209,21 @@ class Course(Chronicle):
         n, count = len(workers.totals), int(workers.counts.sum())
         super().__init__(settings, Ledger(n, workers.names), watch.callbacks, count=count)
         self.workers, self.watch = workers, watch
-        self.gathers = UnmaskedWorkers(
-            workers, settings.seed, present, self.ledger, settings.patience
+        self._present, self._drawn, self._asked = present, settings.who(), n
+        everyone = isinstance(self._drawn, Everyone)
+        self.unmasked = UnmaskedWorkers(
+            workers,
+            settings.seed,
+            None if everyone and present is None else self._presence,
+            self.ledger,
+            settings.patience if everyone else None,  # who is not drawn is not away
         )
+        """Workers that tell what changed, or that are heard one by one."""
+        masked = bool(settings.masks)
         self.sums: SimulatedSums | UnmaskedWorkers = (
-            self.gathers
-            if n > 1 and (settings.masks is False or are_many(n, bool(settings.masks)))
-            else SimulatedSums(workers, n, settings.seed, self.ledger)
+            self.unmasked
+            if n > 1 and (settings.masks is False or are_many(n, masked))
+            else SimulatedSums(workers, n, settings.seed, self.ledger, masked)
         )
         self.known_sums = KnownSums(self._about())
         self._known = 0
@@ -234,6 +253,25 @@ class Course(Chronicle):
         )
         return told
 
+    def _presence(self, ask: Any, exchange: int) -> Present:
+        """Who is there: in a round, those of the drawn workers whom messages reach."""
+        n = len(self.workers.totals)
+        everyone = np.arange(n, dtype=np.int64)
+        who = Present(everyone, everyone)
+        if self._present is not None:
+            who = self._present(ask, exchange)
+        if isinstance(ask, (Gather, Gathers)):  # who is drawn is part of what is asked
+            return who
+        drawn = everyone
+        if ask.purpose == "round":
+            drawn = self._drawn.draw(self.settings.seed, len(self.records), n)
+        self._asked = len(drawn)
+        asked, arrived = (np.intersect1d(one, drawn) for one in (who.asked, who.arrived))
+        return replace(who, asked=asked, arrived=arrived)
+
+    def _record(self, ask: Ask, found: Sum, last: LastSum | None) -> RoundRecord:
+        return replace(super()._record(ask, found, last), asked=self._asked)
+
     def answer(self, ask: Any) -> Any:
         """What workers reply one by one, or their sum."""
         heard = isinstance(ask, (Gather, Gathers))
@@ -260,7 +298,7 @@ class Course(Chronicle):
             return states if isinstance(ask, Gathers) else states[0]
         self._anew = self._anew or ask.purpose == "round"
         began = time.perf_counter()
-        found = self.gathers.heard(ask)
+        found = self.unmasked.heard(ask)
         self.note_heard(ask, found, time.perf_counter() - began)
         return found.told
 
@@ -268,7 +306,7 @@ class Course(Chronicle):
         """What rounds in which workers are heard have come to, for the checkpoint."""
         if self.watch.checkpoint is not None:
             records, ledger = self.records.to_arrays(), {"ledger": self.ledger.counts}
-            self.known_sums.rounds.keep(ledger | records | self.gathers.save())
+            self.known_sums.rounds.keep(ledger | records | self.unmasked.save())
 
     def _go_on(self) -> None:
         """Go on from the rounds of a checkpoint."""
@@ -276,17 +314,19 @@ class Course(Chronicle):
         if kept:
             self.recall(Records.from_arrays(kept))
             self.ledger.restore(kept["ledger"])
-            self.gathers.restore(kept)
+            self.unmasked.restore(kept)
 
     def _summed(self, ask: Ask) -> Sum:
         """The sum over all workers, or the one that a checkpoint has."""
         began = time.perf_counter()
+        told_apart = any(isinstance(one, OfWorkers) for one in joined(ask))
+        sums = self.unmasked if told_apart else self.sums
         replays = self._place < self._known
         if replays and self._place:
             entry = self.known_sums.expect(self._place, ask)
-            found, seconds = self.sums.repeat(ask, entry.sum), entry.seconds
+            found, seconds = sums.repeat(ask, entry.sum), entry.seconds
         else:
-            found = self.sums(ask)
+            found = sums(ask)
             seconds = time.perf_counter() - began
         if replays and not self._place:
             self.known_sums.check_rows(ask, found)
@@ -312,16 +352,19 @@ class Course(Chronicle):
 
     def mean(self, ask: Statistics) -> FloatArray:
         """The exact mean over all rows, of which the ledger says that it was looked at."""
-        workers = np.arange(len(self.workers.totals))
-        self.ledger.add("monitor", "down", workers, numbers_size(ask.statistics), DIGEST_BYTES)
-        self.ledger.add("monitor", "up", workers, numbers_size(ask.statistics), DIGEST_BYTES)
-        return self.workers.sum(ask) / float(self.workers.totals.sum())
+        return self._monitored(ask) / float(self.workers.totals.sum())
+
+    def _monitored(self, ask: Ask) -> FloatArray:
+        workers, size = np.arange(len(self.workers.totals)), floats_size(ask.size)
+        for way in DIRECTIONS:
+            self.ledger.add("monitor", way, workers, size, DIGEST_BYTES)
+        return self.workers.sum(ask)
 
     def _exactly(self, ask: Ask, found: Sum) -> float | None:
         monitor = self.watch.monitor
         if monitor is None or not monitor.mean_field or len(self.records) % monitor.every:
             return None
-        truth = replace(found, value=self.workers.sum(ask))
+        truth = replace(found, value=self._monitored(ask))
         return sum(one.squared for one in seen_in(ask, truth))
 
     def _looked(self, ask: Gather | Gathers) -> tuple[float | None, float | None]:
@@ -359,6 +402,15 @@ def concluded(course: Chronicle, outcome: Conclusion, base: Result) -> Fitted:
     remarks, final = list(outcome.remarks), outcome.final
     remarks += [KEPT_START] if final.estimate.kept_start else []
     remarks += [NOBODY_ANSWERED] if stopped == "silence" else []
+    if stopped == "bytes" and course.records[-1].round == 0:
+        spent = course.ledger.total("up") + course.ledger.total("down")
+        remarks.append(
+            Wording(
+                "the opening and the start took {} bytes, so {} left none for a round: allow more, "
+                "or use {}, which costs nothing.",
+                *(spent, Setting("max_bytes"), Setting("start", "moments")),
+            )
+        )
     results = {one.position: _with(base, one, one.estimate.converged) for one in outcome.candidates}
     selection = None
     if settings.numbers is not None and len(outcome.candidates) > 1:
@@ -395,8 +447,8 @@ def _looked_at(result: Result, outcome: Conclusion) -> Result:
 
 def ending(course: Chronicle, outcome: Conclusion) -> str:
     """Why the fit ended."""
-    if course.stopped == INTERRUPTED:
-        return INTERRUPTED
+    if course.stopped in (INTERRUPTED, "error"):
+        return course.stopped
     if outcome.final.estimate.converged or not course.stopped:
         return "nats" if course.stop.nats else "tolerance"
     return course.stopped

@@ -38,6 +38,7 @@ from emfed.core.sums import (
     T,
     finished,
 )
+from emfed.fitting import ascent
 from emfed.fitting.ascent import Ascent, Cohort, GivesUp, Objective, Point, ascend
 from emfed.fitting.asks import Statistics
 
@@ -233,15 +234,21 @@ class Walk:
         return 1 + int(min(most / max(self.apart, 1e-12) ** 0.25, MOST_STEPS))
 
 
-def ask_of(model: Model, cohort: Cohort, walk: Walk) -> Tracked:
-    """What is asked next: statistics as finely as the next move needs them."""
+def ask_of(model: Model, cohort: Cohort, walk: Walk, quiet: bool = False) -> Tracked:
+    """What is asked next: statistics as finely as the next move needs them.
+
+    ``quiet`` sums are those of a few workers, whose path is EM's.
+    """
     q, n = len(walk.statistics), cohort.workers
     noise = min(NOISE * walk.squared, NOISE_NATS if walk.rounds else FIRST_NATS)
+    if quiet:
+        noise = min(ascent.NOISE * walk.squared, ascent.NOISE_NATS)
     step = _on_grid(np.sqrt(12 * noise / (n * q))) * cohort.rows
     unit = LIKELIHOOD_NATS * np.sqrt(12 / n) * cohort.rows
     steps = np.concatenate([np.full(q, step), [unit, unit]])
     centre = np.concatenate([np.zeros(q), cohort.rows * walk.values])
-    precision = Precision(steps, centre, np.full(q + 2, np.inf), DOWN)
+    down = QUIET_DOWN if quiet else DOWN
+    precision = Precision(steps, centre, np.full(q + 2, np.inf), down)
     return Tracked(Statistics(model, walk.statistics, precision), walk.steps, True)
 
 
@@ -317,7 +324,8 @@ def quietly(problem: Objective, start: FloatArray, gives_up: GivesUp | None = No
     """Climb with quiet sums alone, told against memories where workers are heard one by one."""
     found = problem.climb(start, gives_up)
     told = problem.way is None and problem.cohort.heard
-    return tracked(found, object()) if told else found
+    down = 0.0 if problem.cohort.fine else QUIET_DOWN
+    return tracked(found, object(), down) if told else found
 
 
 def ascend_with_many(
@@ -332,13 +340,13 @@ def ascend_with_many(
     return (yield from tracked(ascend(problem, walk.statistics, gives_up), memory))
 
 
-def tracked(quiet: Fit[T], memory: Hashable) -> Fit[T]:
+def tracked(quiet: Fit[T], memory: Hashable, down: float = QUIET_DOWN) -> Fit[T]:
     """A fit whose statistics are told against memories, and whose sums are rounded."""
     try:
         ask = next(quiet)
         while True:
             if isinstance(ask, Statistics) and ask.precision is not None:
-                precision = replace(ask.precision, down=QUIET_DOWN)
+                precision = replace(ask.precision, down=down)
                 ask = Tracked(replace(ask, precision=precision), memory=memory)
             try:
                 told = yield ask

@@ -14,6 +14,7 @@ from emfed.algorithms import EM, AutoEM, Bernoulli, Everyone, FedEM, VRFedEM
 from emfed.compressors import SubtractiveDithering
 from emfed.core.configuration import nearest
 from emfed.core.errors import SettingsError, check_count, check_range, check_type
+from emfed.core.messages import Parameters
 from emfed.core.privacy import Privacy
 from emfed.core.protocols import (
     Algorithm,
@@ -75,6 +76,8 @@ class FitSettings(FitFields):
         if self.start is None:
             object.__setattr__(self, "start", "auto")
         check_declared(self)
+        if not isinstance(self.start, str):
+            check_type("start", self.start, Parameters, "'k-means', or parameters of the model")
         if self.n_init > 1 and not isinstance(self.start, str):
             raise SettingsError(
                 Wording(
@@ -231,11 +234,15 @@ class FitSettings(FitFields):
         return isinstance(algorithm, EM) or bool(getattr(algorithm, "follow_em", False))
 
     @property
+    def fine(self) -> bool:
+        """Whether sums are as fine as the statistics themselves: "em" compresses nothing."""
+        return isinstance(self.method(2), EM)
+
+    @property
     def on_sums(self) -> bool:
-        """Whether the fit asks for sums over everyone's rows, and nothing else."""
+        """Whether rounds ask for sums, and no worker is heard by itself."""
         algorithm = self.method(2)
-        quiet = isinstance(algorithm, (EM, AutoEM)) and not getattr(algorithm, "batch_size", None)
-        return quiet and isinstance(self.who(), Everyone)
+        return isinstance(algorithm, (EM, AutoEM)) and not getattr(algorithm, "batch_size", None)
 
     @property
     def long_steps(self) -> bool:

@@ -159,41 +159,55 @@ def rounds_of(settings: FitSettings) -> Way:
             number,
         )
         ended = yield from paper.rounds(method, paper.Server.begun(method, start))
+        here = ended.statistics
         if not (compared or ended.converged):
-            return Ascent(Point.unseen(ended.statistics), False, np.inf)
-        return (yield from _judged(problem, start if settings.tolerance else None, ended))
+            return Ascent(Point.unseen(here), False, np.inf)
+        found = yield from judged(problem, start if settings.tolerance else None, here)
+        if found.kept_start or not ended.converged:
+            return found
+        left = yield from left_of(problem, found.point)
+        return Ascent(found.point, left <= LEFT_BY_WORD * SMALL, left)
 
     return climb
 
 
-def _judged(problem: Objective, start: FloatArray | None, ended: paper.Server) -> Fit[Ascent]:
-    """Where rounds have led, if that is no worse than a start."""
-    here = ended.statistics
+def judged(
+    problem: Objective, start: FloatArray | None, here: FloatArray, move: float = FIRST_MOVE
+) -> Fit[Ascent]:
+    """Where rounds have led, if everyone says that it is no worse than the start.
+
+    EM is expected to ``move`` it so far in the metric.
+    """
     places = [here] if start is None or np.array_equal(here, start) else [here, start]
     try:
-        seen = yield from together([_seen(problem, place) for place in places])
-        last, first = seen[0], seen[-1]
-        if not last.objective >= first.objective - problem.cohort.unit:
-            return Ascent(first, False, np.inf, kept_start=True)
-        if not ended.converged:
-            return Ascent(last, False, np.inf)
-        left = yield from _left(problem, last)
-        return Ascent(last, left <= LEFT_BY_WORD * SMALL, left)
+        seen = yield from together([_seen(problem, place, move) for place in places])
     except Finish:
         return Ascent(Point.unseen(here), False, np.inf)
+    last, first = seen[0], seen[-1]
+    if not last.objective >= first.objective - problem.cohort.unit:
+        return Ascent(first, False, np.inf, kept_start=True)
+    return Ascent(last, False, np.inf)
 
 
-def _seen(problem: Objective, statistics: FloatArray) -> Fit[Point]:
+def _seen(problem: Objective, statistics: FloatArray, move: float) -> Fit[Point]:
     """What everyone says of a place, which stays where it is."""
-    point = yield from look(problem, statistics, FIRST_MOVE, purpose="question")
+    point = yield from look(problem, statistics, move, purpose="question")
     return replace(point, statistics=statistics)
 
 
-def _left(problem: Objective, first: Point) -> Fit[float]:
+def left_of(problem: Objective, first: Point) -> Fit[float]:
     """Nats a row that EM would still gain: those of some steps, and what these let expect.
 
     Fast errors die in them. In the direction that is left one bold step tells whether EM crawls.
+    Infinite where an exchange was refused.
     """
+    try:
+        return (yield from _left(problem, first))
+    except Finish:
+        return np.inf
+
+
+def _left(problem: Objective, first: Point) -> Fit[float]:
     state, here = Convergence(Tolerance(SMALL)), first
     for _ in range(EXACT_STEPS):
         before = here

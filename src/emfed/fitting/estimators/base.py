@@ -528,7 +528,7 @@ class FederatedEstimator(BaseEstimator):
             )
         batches = 1 if first else self.n_batches_ + 1
         run = self._open(network, settings) if first else self._resume(network, settings)
-        run.step()
+        next(run, None)  # the opening may say all
         self._described = self._model(k).describe()
         self._keep(run.result, False, np.nan)
         self.n_batches_ = self.n_rounds_ = self.n_iter_ = batches
