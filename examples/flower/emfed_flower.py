@@ -18,7 +18,8 @@ LIFETIME = 120.0
 """Seconds until a message to a node that is away counts as lost."""
 PAUSE = 0.2
 """Seconds between two looks of the server for messages and answers."""
-client, server = ClientApp(), ServerApp()
+client = ClientApp()
+server = ServerApp()  # each by itself: Flower looks for these names in the text
 
 
 def packed(letters, site=""):

@@ -1,4 +1,4 @@
-"""The default engine over real sockets: who gets in, who does not, and what bad lines do."""
+"""The relay over real sockets: who gets in, who does not, and what bad lines do."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -19,13 +21,18 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
 import emfed
-from emfed.core.errors import EmfedError, ParticipationError, SettingsError
+from emfed.core.errors import DataError, EmfedError, ParticipationError, SettingsError
+from emfed.network import join, listen
 from emfed.network import keys as deployment_keys
-from emfed.network.websocket import background, greeting, join, listen
-from emfed.network.websocket.client import SiteConnection, draw_pause
+from emfed.network.exchange.frames import framed
+from emfed.network.exchange.identities import KnownMembers
+from emfed.network.exchange.member_line import MemberLine
+from emfed.network.exchange.relay_server import RelayServer
+from emfed.network.exchange.statements import Post, StatementKind
+from emfed.network.keys import read_site_keys
+from emfed.network.websocket import background, greeting
+from emfed.network.websocket.client import draw_pause
 from emfed.network.websocket.greeting import FORGED, HELLO, MISUSE, UNKNOWN, encode_proof
-from emfed.network.websocket.server import WebSocketTransport
-from tests.helpers import OPEN
 from tests.network.doors import Door
 
 SITES = ("bergen", "oslo", "tromso")
@@ -55,23 +62,39 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def server(folder: Path) -> Iterator[WebSocketTransport]:
-    with WebSocketTransport("127.0.0.1", 0, folder / "keys", silence=QUICK, absent=3.0) as found:
+@contextlib.contextmanager
+def relay(folder: Path, keys: Path, port: int = 0, silence: float = QUICK) -> Iterator[RelayServer]:
+    """A relay with the keys of a folder; its runs are in a folder of its own."""
+    known = KnownMembers(read_site_keys(folder / "keys")[0], folder / "keys" / "ca.pem")
+    with (
+        TemporaryDirectory() as runs,
+        RelayServer("127.0.0.1", port, keys, known, Path(runs), silence=silence) as found,
+    ):
         yield found
 
 
-class Running:
-    """A site in a thread."""
+@pytest.fixture
+def server(folder: Path) -> Iterator[RelayServer]:
+    with relay(folder, folder / "keys") as found:
+        yield found
 
-    def __init__(self, run: Callable[..., None], *arguments: Any, **options: Any) -> None:
-        self.stop = threading.Event()
-        self.words: list[Any] = []
+
+GREETING = bytes(8)
+"""A message of no run, which a relay answers with the runs that there are."""
+
+
+class Running:
+    """A site in a thread: what it was told, what came, and what ended it."""
+
+    def __init__(self, run: Callable[..., None], line: MemberLine | None = None) -> None:
+        self.stop, self.line = threading.Event(), line
+        self.words: list[str] = []
+        self.came: list[bytes] = []
         self.error: Exception | None = None
 
         def work() -> None:
             try:
-                run(*arguments, stop=self.stop, report=self._hear, **options)
+                run(stop=self.stop, report=self._hear)
             except Exception as error:
                 self.error = error
 
@@ -84,44 +107,53 @@ class Running:
     def heard(self, words: str) -> bool:
         return any(words in line for line in self.words)
 
+    def talks(self, message: bytes = GREETING) -> bool:
+        """Whether the relay answers it."""
+        assert self.line is not None
+        before = len(self.came)
+        self.line.send(message)
+        wait_until(lambda: len(self.came) > before, 20)
+        return True
+
     def end(self) -> None:
         self.stop.set()
         self._thread.join(10)
         assert not self._thread.is_alive()
 
 
+def calling(address: str, **options: Any) -> Running:
+    """A site that keeps what the relay says."""
+    came: list[bytes] = []
+    line = MemberLine(address, came.append, lambda: None, **{"silence": QUICK, **options})
+    running = Running(line.run, line)
+    running.came = came
+    return running
+
+
 @pytest.fixture
-def site(folder: Path, server: WebSocketTransport) -> Iterator[Callable[..., Running]]:
-    """Starts a site that echoes, or answers with ``step``."""
+def site(folder: Path, server: RelayServer) -> Iterator[Callable[..., Running]]:
+    """Starts a site."""
     with contextlib.ExitStack() as ending:
 
         def start(
             name: str = "oslo",
-            step: Callable[[bytes], bytes] = bytes,
             *,
             port: int | None = None,
             address: str | None = None,
             authority: str = "keys",
             **options: Any,
         ) -> Running:
-            connection = SiteConnection(
+            running = calling(
                 address or f"127.0.0.1:{port or server.port}",
-                step,
                 key=folder / f"{name}.key",
                 authority=folder / authority / "ca.pem",
-                **{"silence": QUICK, **options},
+                name=name,
+                **options,
             )
-            running = Running(connection.run)
             ending.callback(running.end)
             return running
 
         yield start
-
-
-def ask(
-    server: WebSocketTransport, message: bytes = b"?", seconds: float = 5.0
-) -> dict[str, bytes]:
-    return dict(server.deliver(dict.fromkeys(server.workers(), message), seconds))
 
 
 def tables() -> dict[str, Any]:
@@ -134,33 +166,21 @@ def tables() -> dict[str, Any]:
 
 
 MODEL = emfed.gaussian_mixture(2, "full")
-ALGORITHM = emfed.FedEM(emfed.Dithering(levels=4))
-
-
-def fit_over(transport: emfed.network.Transport, rounds: int = 6, **options: Any) -> Any:
-    federation = emfed.network.RemoteFederation(
-        transport, **{"minimum": 3, "pause": 0.05, "masks": False, **options}
-    )
-    return emfed.fit(MODEL, None, ALGORITHM, federation=federation, rounds=rounds, seed=3)
-
-
-def same_answer(found: Any, rounds: int = 6) -> None:
-    alone = emfed.fit(MODEL, tables(), ALGORITHM, federation="loop", rounds=rounds, seed=3)
-    for name, values in alone.params.arrays().items():
-        np.testing.assert_allclose(found.params.arrays()[name], values, rtol=1e-12, atol=1e-12)
 
 
 @contextlib.contextmanager
-def fitting_sites(folder: Path, where: Path, port: int, **options: Any) -> Iterator[list[Running]]:
+def fitting_sites(folder: Path, where: Path, port: int) -> Iterator[list[Running]]:
     sites = [
         Running(
-            join,
-            f"127.0.0.1:{port}",
-            table,
-            where / name,
-            key=folder / f"{name}.key",
-            ca=folder / "keys" / "ca.pem",
-            **{"rules": OPEN, **options},
+            partial(
+                join,
+                f"127.0.0.1:{port}",
+                table,
+                where / name,
+                key=folder / f"{name}.key",
+                ca=folder / "keys" / "ca.pem",
+                roster=folder / "keys" / "sites",
+            )
         )
         for name, table in tables().items()
     ]
@@ -171,23 +191,11 @@ def fitting_sites(folder: Path, where: Path, port: int, **options: Any) -> Itera
             running.end()
 
 
-def test_three_sites_end_where_one_process_ends_and_fit_again(folder: Path, tmp_path: Path) -> None:
-    with (
-        listen("127.0.0.1:0", keys=folder / "keys") as transport,
-        fitting_sites(folder, tmp_path, transport.port),
-    ):
-        transport.wait_for(3, 10)
-        found = fit_over(transport)
-        same_answer(found)
-        sites = {
-            name: emfed.network.Site(t, tmp_path / "local" / name, rules=OPEN)
-            for name, t in tables().items()
-        }
-        local = fit_over(emfed.network.LocalTransport(sites))
-        assert found.ledger.summary() == local.ledger.summary()
-        assert (found.bytes_up, found.bytes_down) == (transport.received, transport.sent)
-        same_answer(fit_over(transport, 4), 4)
-        assert transport.workers() == list(SITES)
+def ends_at_the_pooled_answer(found: Any) -> None:
+    everything = np.concatenate([*tables().values()])
+    alone = emfed.fit(MODEL, everything, seed=3)
+    best = alone.log_likelihood(everything)
+    assert found.log_likelihood(everything) == pytest.approx(best, abs=1e-5)
 
 
 def test_listening_waits_for_sites_and_says_who_is_missing(folder: Path) -> None:
@@ -200,31 +208,29 @@ def test_listening_waits_for_sites_and_says_who_is_missing(folder: Path) -> None
         pytest.raises(EmfedError, match="cannot listen on .*stop what listens there"),
     ):
         listen(f"127.0.0.1:{first.port}", insecure=True)
-    with pytest.raises(EmfedError, match="closed"):
-        list(first.deliver({"oslo": b"?"}, 5.0))
 
 
 def test_without_tls_only_this_machine(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="without TLS"):
         listen("0.0.0.0:0", insecure=True)
     with pytest.raises(SettingsError, match="without TLS"):
-        SiteConnection("em.example.org:9400", bytes)
+        calling("em.example.org:9400")
     with pytest.raises(SettingsError, match="needs both"):
-        SiteConnection("em.example.org:9400", bytes, key=tmp_path / "x.key")
-    with listen("127.0.0.1:0", insecure=True) as transport:
-        connection = SiteConnection(f"127.0.0.1:{transport.port}", bytes, name="trial-1")
-        running = Running(connection.run)
-        transport.wait_for(1, 5)
-        assert ask(transport) == {"trial-1": b"?"}
+        calling("em.example.org:9400", key=tmp_path / "x.key")
+    with listen("127.0.0.1:0", insecure=True) as sites:
+        running = calling(f"127.0.0.1:{sites.port}", name="trial-1")
+        sites.wait_for(1, 5)
+        assert sites.names == ("trial-1",)
+        assert running.talks()
         running.end()
-        wait_until(lambda: not transport.workers(), 2)
+        wait_until(lambda: not sites.names, 2)
 
 
 # Who gets in.
 
 
 def test_a_stranger_is_told_and_let_in_when_its_key_comes(
-    folder: Path, server: WebSocketTransport, site: Any, caplog: pytest.LogCaptureFixture
+    folder: Path, server: RelayServer, site: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
         running = site("stranger")
@@ -245,20 +251,13 @@ def test_a_stranger_is_told_and_let_in_when_its_key_comes(
 
 
 def test_a_key_stands_for_its_own_site_whatever_its_file_is_called(
-    folder: Path, server: WebSocketTransport, tmp_path: Path
+    folder: Path, server: RelayServer, tmp_path: Path
 ) -> None:
     renamed = tmp_path / "bergen.key"
     renamed.write_bytes((folder / "oslo.key").read_bytes())
     renamed.chmod(0o600)
-    running = Running(
-        join,
-        f"127.0.0.1:{server.port}",
-        np.zeros((5, 2)),
-        tmp_path / "site",
-        key=renamed,
-        ca=folder / "keys" / "ca.pem",
-        name="bergen",
-    )
+    authority = folder / "keys" / "ca.pem"
+    running = calling(f"127.0.0.1:{server.port}", key=renamed, authority=authority, name="bergen")
     server.wait_for(1, 5)
     assert server.workers() == ["oslo"]
     running.end()
@@ -271,7 +270,7 @@ def test_another_authority_ends_a_site_that_never_got_through(site: Any) -> None
 
 
 def test_a_certificate_for_another_name_is_refused(
-    server: WebSocketTransport, site: Any, monkeypatch: pytest.MonkeyPatch
+    server: RelayServer, site: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HTTPS_PROXY", f"http://127.0.0.1:{Door(server.port, proxy='200 OK').port}")
     running = site(address=f"else.test:{server.port}")
@@ -284,19 +283,18 @@ def test_an_expired_certificate_is_told_and_tried_again(
 ) -> None:
     monkeypatch.setattr(deployment_keys, "SERVER_DAYS", 2 / 86400)
     deployment_keys.make_server_keys(tmp_path, [])
-    with WebSocketTransport("127.0.0.1", 0, tmp_path) as server:
+    with relay(folder, tmp_path) as server:
         time.sleep(2.1)
-        connection = SiteConnection(
-            f"127.0.0.1:{server.port}",
-            bytes,
-            key=folder / "oslo.key",
-            authority=tmp_path / "ca.pem",
+        running = calling(
+            f"127.0.0.1:{server.port}", key=folder / "oslo.key", authority=tmp_path / "ca.pem"
         )
-        running = Running(connection.run)
         wait_until(lambda: running.heard("certificate has expired"))
         running.end()
-    with pytest.raises(SettingsError, match="no site accepts it: make a new one"):
-        WebSocketTransport("127.0.0.1", 0, tmp_path)
+    with (
+        pytest.raises(SettingsError, match="no site accepts it: make a new one"),
+        relay(folder, tmp_path),
+    ):
+        pass
 
 
 class Raw:
@@ -327,9 +325,9 @@ class Raw:
 
 
 def test_no_key_a_wrong_key_and_a_stolen_proof(
-    folder: Path, server: WebSocketTransport, site: Any, caplog: pytest.LogCaptureFixture
+    folder: Path, server: RelayServer, site: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    site("bergen")
+    bergen = site("bergen")
     server.wait_for(1, 5)
     assert Raw(folder, server.port).say(b"") == MISUSE
     assert Raw(folder, server.port).say("text") == MISUSE
@@ -343,13 +341,13 @@ def test_no_key_a_wrong_key_and_a_stolen_proof(
         assert Raw(folder, server.port).say(altered) == FORGED
     assert "signature that its key did not make" in caplog.text
     assert server.workers() == ["bergen"]
-    assert ask(server) == {"bergen": b"?"}
+    assert bergen.talks()
 
 
 def test_hostile_bytes_leave_the_others_alone(
-    folder: Path, server: WebSocketTransport, site: Any, monkeypatch: pytest.MonkeyPatch
+    folder: Path, server: RelayServer, site: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    site("bergen")
+    bergen = site("bergen")
     server.wait_for(1, 5)
     source = np.random.Generator(np.random.Philox(key=5))
     for hostile in (b"GET / HTTP/1.1\r\n\r\n", source.bytes(5000), b"\x16\x03\x01\xff\xff", b""):
@@ -366,23 +364,24 @@ def test_hostile_bytes_leave_the_others_alone(
             assert b"101" not in safe.recv(12)
     raw = Raw(folder, server.port)
     assert raw.say(b"x" * (greeting.LARGEST_GREETING + 1)) == 1009
-    assert ask(server) == {"bergen": b"?"}
+    assert bergen.talks()
 
 
 def test_a_crowd_of_strangers_takes_no_descriptors_and_keeps_no_site_out(
-    folder: Path, server: WebSocketTransport, site: Any, monkeypatch: pytest.MonkeyPatch
+    folder: Path, server: RelayServer, site: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A thousand callers who never greeted left a server without a descriptor for its files."""
     monkeypatch.setattr("emfed.network.websocket.reception.MOST_STRANGERS", 40)
-    site("bergen")
+    bergen = site("bergen")
     server.wait_for(1, 5)
     before = len([*Path("/proc/self/fd").iterdir()])
     crowd = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(200)]
     crowd[0].settimeout(10)
     assert crowd[0].recv(1) == b"", "the oldest makes room"
-    site("oslo")
+    oslo = site("oslo")
     server.wait_for(2, 10)
-    assert ask(server) == {"bergen": b"?", "oslo": b"?"}
+    assert bergen.talks()
+    assert oslo.talks()
     # Those of this test's own, those of strangers, and a few of sites and files.
     assert len([*Path("/proc/self/fd").iterdir()]) < before + len(crowd) + 40 + 20
     for line in crowd:
@@ -390,7 +389,7 @@ def test_a_crowd_of_strangers_takes_no_descriptors_and_keeps_no_site_out(
 
 
 def test_who_does_not_greet_is_cut_off(
-    folder: Path, server: WebSocketTransport, monkeypatch: pytest.MonkeyPatch
+    folder: Path, server: RelayServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("emfed.network.websocket.reception.GREETING_SECONDS", 0.3)
     raw = Raw(folder, server.port)
@@ -399,65 +398,37 @@ def test_who_does_not_greet_is_cut_off(
 
 
 def test_a_message_that_is_too_large_ends_the_connection_and_no_more(
-    server: WebSocketTransport, site: Any, monkeypatch: pytest.MonkeyPatch
+    server: RelayServer, site: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(background, "LARGEST_MESSAGE", 10_000)
-    running = site("oslo", lambda question: question * 10)
-    site("bergen")
+    oslo, bergen = site("oslo"), site("bergen")
     server.wait_for(2, 5)
-    assert ask(server, b"x" * 2000) == {"bergen": b"x" * 2000}
-    wait_until(lambda: running.heard("larger than the other end takes"))
+    oslo.line.send(bytes(20_000))
+    wait_until(lambda: oslo.heard("larger than the other end takes"))
+    assert bergen.talks()
     wait_until(lambda: server.workers() == ["bergen", "oslo"])
-    assert set(ask(server)) == {"bergen", "oslo"}
-
-
-def test_a_site_speaks_when_it_is_asked(
-    folder: Path, server: WebSocketTransport, caplog: pytest.LogCaptureFixture
-) -> None:
-    raw = Raw(folder, server.port)
-    raw.line.send(raw.proof(folder / "oslo.key"))
-    assert raw.line.recv() == b"welcome oslo"
-    assert raw.say(b"I have an idea") == MISUSE
-    assert "spoke without being asked" in caplog.text
-
-
-def test_an_answer_that_crosses_the_servers_farewell_is_no_misuse(
-    server: WebSocketTransport, site: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    """As when its key was rotated while it worked: three times in 112 events it was blamed."""
-
-    def late(question: bytes) -> bytes:
-        server._background.run(drop())
-        return question
-
-    async def drop() -> None:
-        server._drop(server._links["oslo"])
-
-    site(step=late)
-    server.wait_for(1, 5)
-    assert ask(server) == {}
-    wait_until(lambda: server.workers() == ["oslo"], 10)  # it calls again
-    assert "without being asked" not in caplog.text
+    assert oslo.talks()
 
 
 def test_two_holders_of_one_key(
-    server: WebSocketTransport, site: Any, caplog: pytest.LogCaptureFixture
+    server: RelayServer, site: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    first = site("oslo", lambda _: b"first")
+    first = site("oslo")
     server.wait_for(1, 5)
-    second = site("oslo", lambda _: b"second")
+    second = site("oslo")
     wait_until(lambda: second.heard("another process is connected with this site's key"))
     assert "the key of oslo, which is in use from 127.0.0.1:" in caplog.text
-    assert ask(server) == {"oslo": b"first"}
+    assert first.talks()
     first.end()
-    wait_until(lambda: ask(server) == {"oslo": b"second"})
+    wait_until(lambda: second.heard("connected to"))
+    assert second.talks()
 
 
 # Bad lines.
 
 
 def test_a_half_open_line_is_noticed_at_both_ends(
-    server: WebSocketTransport, site: Any, caplog: pytest.LogCaptureFixture
+    server: RelayServer, site: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert 1.2 * greeting.SILENCE_SECONDS <= 30, "a fifth of it is the watch's tick"
     with Door(server.port) as door:
@@ -471,99 +442,80 @@ def test_a_half_open_line_is_noticed_at_both_ends(
         wait_until(lambda: running.heard("was lost"), 1.5 * QUICK + 2)
         door.flow()
         wait_until(lambda: server.workers() == ["oslo"])
-        assert ask(server) == {"oslo": b"?"}
+        assert running.talks()
 
 
 def test_a_peer_that_stops_reading_holds_up_nobody(folder: Path, site: Any) -> None:
-    silence = 3.0  # sites and server share this process, and 20 MB keep it busy for a while
-    with (
-        WebSocketTransport("127.0.0.1", 0, folder / "keys", silence=silence, absent=3.0) as server,
-        Door(server.port) as door,
-    ):
-        site("bergen", port=server.port, silence=silence)
-        site(port=door.port, silence=silence)
+    """Hand-outs to it wait, a few at most, and its connection is cut."""
+    silence = 2.0
+    with relay(folder, folder / "keys", silence=silence) as server, Door(server.port) as door:
+        bergen = site("bergen", port=server.port, silence=silence)
+        oslo = site(port=door.port, silence=silence)
         server.wait_for(2, 10)
-        time.sleep(0.1)
         door.stall()
-        began = time.monotonic()
-        # Nobody reads at the other end of oslo's line: 20 MB do not fit in its buffers.
-        assert set(ask(server, b"x" * 20_000_000, 120.0)) == {"bergen"}
-        assert time.monotonic() - began < 60, "not until the deadline"
-        assert server.workers() == ["bergen"]
+        link = server._links["oslo"]
+        for number in range(200):  # 20 MB, which do not fit into the buffers of the line
+            server._background.call(link.put, framed(f"{number:016x}", bytes(100_000)))
+        assert bergen.talks()
+        wait_until(lambda: server.workers() == ["bergen"], 20)
+        assert bergen.talks()
+        wait_until(lambda: oslo.heard("was lost"), 20)
 
 
 def test_a_site_that_noticed_first_takes_its_own_place(folder: Path, site: Any) -> None:
-    with (
-        WebSocketTransport("127.0.0.1", 0, folder / "keys", silence=20.0) as server,
-        Door(server.port) as door,
-    ):
+    with relay(folder, folder / "keys", silence=20.0) as server, Door(server.port) as door:
         running = site(port=door.port, silence=0.5)
         wait_until(lambda: running.heard("connected to"))
         door.stall()
         wait_until(lambda: running.heard("was lost"))
         door._flowing = threading.Event()  # what was stalled stays so; new connections pass
         door._flowing.set()
-        wait_until(lambda: ask(server, seconds=0.5) == {"oslo": b"?"}, 5)
+        before = len(running.words)
+        wait_until(lambda: any("connected to" in words for words in running.words[before:]), 10)
+        assert running.talks()
 
 
 @pytest.mark.long
 def test_a_large_message_over_a_slow_line_is_no_silence(
-    server: WebSocketTransport, site: Any
+    folder: Path, server: RelayServer, site: Any
 ) -> None:
     with Door(server.port, rate=100_000) as door:
-        site(port=door.port)
+        running = site(port=door.port)
         server.wait_for(1, 5)
-        large = os.urandom(250_000)  # 2.5 s each way
-        assert ask(server, large, 15.0) == {"oslo": large}
+        body = os.urandom(250_000)  # 2.5 s
+        post = Post("oslo", 0, bytes(8), StatementKind.FETCH, body, b"").encode()
+        running.line.send(framed("0" * 15 + "1", post))
+        wait_until(lambda: server.received > 250_000, 15)
         assert door.connections == 1
 
 
-def test_a_connection_cut_in_mid_message_loses_nothing(folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("bad", ["cut", "slow"])
+def test_a_fit_over_a_bad_line_ends_at_the_pooled_answer(
+    bad: str, folder: Path, tmp_path: Path
+) -> None:
+    """Connections are cut in the middle of messages, or each byte takes its time."""
     with (
-        WebSocketTransport("127.0.0.1", 0, folder / "keys") as server,
-        Door(server.port) as door,
+        listen("127.0.0.1:0", keys=folder / "keys", columns=2) as sites,
+        Door(sites.port, delay=0.05 * (bad == "slow")) as door,
         fitting_sites(folder, tmp_path, door.port),
     ):
-        server.wait_for(3, 5)
+        sites.wait_for(3, 20)
 
         def cut_sometimes(record: Any) -> None:
-            if record.round % 3 == 1:
+            if bad == "cut" and record.round % 4 == 1:
                 door.cut_after(100)
 
-        federation = emfed.network.RemoteFederation(
-            server, minimum=3, pause=0.05, attempts=20, masks=False
-        )
-        found = emfed.fit(
-            MODEL,
-            None,
-            ALGORITHM,
-            federation=federation,
-            rounds=9,
-            seed=3,
-            callbacks=[cut_sometimes],
-        )
-        assert door.connections >= 6
-    same_answer(found, 9)
+        found = emfed.fit(MODEL, sites, seed=3, moves=0, callbacks=cut_sometimes)
+        assert bad == "slow" or door.connections > 3
+    ends_at_the_pooled_answer(found)
 
 
-def test_a_slow_line_changes_nothing(folder: Path, tmp_path: Path) -> None:
-    with (
-        WebSocketTransport("127.0.0.1", 0, folder / "keys") as server,
-        Door(server.port, delay=0.1) as door,
-        fitting_sites(folder, tmp_path, door.port),
-    ):
-        server.wait_for(3, 20)
-        same_answer(fit_over(server, 3), 3)
-
-
-def test_through_a_proxy(
-    server: WebSocketTransport, site: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_through_a_proxy(server: RelayServer, site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     with Door(server.port, proxy="200 OK") as proxy:
         monkeypatch.setenv("HTTPS_PROXY", f"http://127.0.0.1:{proxy.port}")
-        site(address=f"em.test:{server.port}")
+        oslo = site(address=f"em.test:{server.port}")
         server.wait_for(1, 5)
-        assert ask(server) == {"oslo": b"?"}
+        assert oslo.talks()
         assert proxy.asked == [f"CONNECT em.test:{server.port} HTTP/1.1"]
     with Door(server.port, proxy="407 Proxy Authentication Required") as proxy:
         monkeypatch.setenv("HTTPS_PROXY", f"http://127.0.0.1:{proxy.port}")
@@ -578,117 +530,61 @@ def test_pauses_between_calls_double_up_to_half_a_minute_and_differ_between_site
         assert 0.9 * longest < max(pauses) <= longest
 
 
-def test_a_server_that_comes_back_finds_its_sites(folder: Path, tmp_path: Path) -> None:
-    with WebSocketTransport("127.0.0.1", 0, folder / "keys") as server:
+def test_a_relay_that_comes_back_finds_its_sites(folder: Path) -> None:
+    with relay(folder, folder / "keys") as server:
         port = server.port
-        connection = SiteConnection(
-            f"127.0.0.1:{port}",
-            bytes,
-            key=folder / "oslo.key",
-            authority=folder / "keys" / "ca.pem",
+        running = calling(
+            f"127.0.0.1:{port}", key=folder / "oslo.key", authority=folder / "keys" / "ca.pem"
         )
-        running = Running(connection.run)
         server.wait_for(1, 5)
     wait_until(lambda: running.heard("nothing listens at"))
     # Something else answers there meanwhile: accepted and closed, as balancers do.
     with socket.create_server(("127.0.0.1", port)) as balancer:
         for _ in range(2):
             balancer.accept()[0].close()
-    with WebSocketTransport("127.0.0.1", port, folder / "keys") as server:
+    with relay(folder, folder / "keys", port) as server:
         server.wait_for(1, 15)
-        assert ask(server) == {"oslo": b"?"}
+        assert running.talks()
         running.end()
 
 
-# Questions and answers.
-
-
-def test_a_site_at_work_stays_connected(server: WebSocketTransport, site: Any) -> None:
-    def slow(question: bytes) -> bytes:
-        time.sleep(2.5 * QUICK)
-        return question
-
-    running = site(step=slow)
-    server.wait_for(1, 5)
-    assert ask(server, b"1", 10.0) == {"oslo": b"1"}
-    assert len([line for line in running.words if "connected" in line]) == 1
-
-
-def test_only_the_newest_question_waits_for_a_busy_site(
-    server: WebSocketTransport, site: Any
+def test_a_pass_that_takes_long_neither_cuts_the_line_nor_holds_up_the_end(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[bytes] = []
-    ready = threading.Event()
-
-    def slow(question: bytes) -> bytes:
-        asked.append(question)
-        ready.wait(5)
-        return question
-
-    site(step=slow)
-    server.wait_for(1, 5)
-    for number in range(4):
-        assert list(server.deliver({"oslo": b"%d" % number}, 0.1)) == []
-    threading.Timer(0.2, ready.set).start()
-    # The answer to the first question comes late, and the last question is still put.
-    assert list(server.deliver({"oslo": b"last"}, 5.0)) == [("oslo", b"0"), ("oslo", b"last")]
-    assert asked == [b"0", b"last"]
-
-
-def test_a_question_waits_for_a_site_that_may_be_back(
-    server: WebSocketTransport, site: Any
-) -> None:
-    first = site()
-    server.wait_for(1, 5)
-    first.end()
-    wait_until(lambda: not server.workers())
-    threading.Timer(0.3, site).start()
-    assert dict(server.deliver({"oslo": b"?"}, 10.0)) == {"oslo": b"?"}
-    began = time.monotonic()
-    assert dict(server.deliver({"bergen": b"?", "oslo": b"?"}, 10.0)) == {"oslo": b"?"}
-    time.sleep(max(0.0, 3.0 - (time.monotonic() - began)))
-    began = time.monotonic()
-    assert dict(server.deliver({"bergen": b"?", "oslo": b"?"}, 10.0)) == {"oslo": b"?"}
-    assert time.monotonic() - began < 0.5, "who has been away for long is not waited for"
-
-
-def test_a_site_that_fails_is_not_waited_for(server: WebSocketTransport, site: Any) -> None:
-    def fails(question: bytes) -> bytes:
-        raise OSError("the disk is full")
-
-    site(step=fails)
-    server.wait_for(1, 5)
-    began = time.monotonic()
-    assert ask(server) == {}
-    assert time.monotonic() - began < 2
-
-
-def test_told_to_stop_a_site_ends_at_once_even_at_work(
-    server: WebSocketTransport, site: Any
-) -> None:
+    """The passes of a site are in a thread of their own."""
     began = threading.Event()
 
-    def slow(question: bytes) -> bytes:
+    def slow(*_: Any) -> Any:
         began.set()
-        time.sleep(20)
-        return question
+        time.sleep(15)
+        raise DataError("nobody waits for this")
 
-    running = site(step=slow)
-    server.wait_for(1, 5)
-    assert list(server.deliver({"oslo": b"?"}, 0.2)) == []
-    assert began.is_set()
-    before = time.monotonic()
-    running.end()
-    assert time.monotonic() - before < 3
-    wait_until(lambda: not server.workers(), 2)
+    monkeypatch.setattr("emfed.data.summing.HeldRows.sum", slow)
+    with (
+        listen("127.0.0.1:0", keys=folder / "keys", columns=2) as sites,
+        fitting_sites(folder, tmp_path, sites.port) as running,
+    ):
+        sites.wait_for(3, 20)
+
+        def fit() -> None:
+            with contextlib.suppress(EmfedError):
+                emfed.fit(MODEL, sites)
+
+        threading.Thread(target=fit, daemon=True).start()
+        assert began.wait(20)
+        time.sleep(1.0)
+        assert len(sites.names) == 3
+        before = time.monotonic()
+        running[0].end()
+        assert time.monotonic() - before < 8
 
 
-def test_a_folder_answers_for_one_process(folder: Path, tmp_path: Path) -> None:
-    with listen("127.0.0.1:0", insecure=True) as transport:
-        where = f"127.0.0.1:{transport.port}"
-        first = Running(join, where, np.zeros((5, 2)), tmp_path / "site")
-        transport.wait_for(1, 5)
-        with pytest.raises(EmfedError, match="another process answers from"):
+def test_a_folder_answers_for_one_process(tmp_path: Path) -> None:
+    with listen("127.0.0.1:0", insecure=True) as sites:
+        where = f"127.0.0.1:{sites.port}"
+        first = Running(partial(join, where, np.zeros((5, 2)), tmp_path / "site"))
+        sites.wait_for(1, 5)
+        with pytest.raises(EmfedError, match="another process works in"):
             join(where, np.zeros((5, 2)), tmp_path / "site")
         first.end()
 
