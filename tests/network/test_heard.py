@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,17 +11,20 @@ import polars as pl
 import pytest
 
 import emfed
+from emfed.aggregation.coded import News
+from emfed.aggregation.unmasked import Present
 from emfed.algorithms.memories import settle
 from emfed.core.ledger import DIRECTIONS
-from emfed.core.sums import Heard
+from emfed.core.sums import Heard, LastSum, drive
 from emfed.data import as_workers
 from emfed.data.held import HeldWorkers
 from emfed.fitting import ascent
-from emfed.fitting.in_process import fit
+from emfed.fitting.in_process import begin, fit
 from emfed.fitting.program import FitProgram
 from emfed.fitting.settings import FitSettings
 from emfed.network.exchange.heard import RECORD, HeardSums, _Record
-from emfed.network.exchange.statements import Entry, StatementKind
+from emfed.network.exchange.records import MemoryRecords
+from emfed.network.exchange.statements import Entry, SignedSum, StatementKind
 from emfed.network.exchange.virtual import RELAY
 from tests.network.exchanges import NAMES, READER, Federation, Plan, Trial, Tried
 
@@ -64,15 +68,19 @@ def federation(about: dict[str, Any], sites: int = 3, **options: Any) -> Federat
         sites=sites,
         masked=False,
         tables=tables(sites),
-        accept=lambda _: FitProgram(settings),
         **{"options": {"coded": True}} | options,
     )
+    found.accept = lambda _: FitProgram(settings)
     return found
 
 
-def alone(about: dict[str, Any], sites: int = 3) -> emfed.Result:
+def workers_of(sites: int) -> HeldWorkers:
     named = {name: pl.DataFrame(rows, ["0", "1"]) for name, rows in tables(sites).items()}
-    return fit(settings_of(about), HeldWorkers(as_workers(named))).result
+    return HeldWorkers(as_workers(named))
+
+
+def alone(about: dict[str, Any], sites: int = 3) -> emfed.Result:
+    return fit(settings_of(about), workers_of(sites)).result
 
 
 def reached(found: Federation, name: str = "anna") -> emfed.Result:
@@ -116,6 +124,155 @@ def test_every_sum_is_told_and_none_is_added_by_the_relay() -> None:
     assert StatementKind.SUM not in kinds(found)
     assert StatementKind.SECRETS not in kinds(found)
     assert kinds(found).count(StatementKind.TOLD) > 5
+
+
+# Absences.
+
+
+def told(found: Federation) -> list[News]:
+    """What the adder said of each exchange of the last epoch, as the analyst follows it."""
+    transcript = found.network.processes[RELAY].machine.transcript
+    place, members = transcript.epochs[-1]
+    news, rows, everyone = list[News](), 0.0, np.arange(len(members))
+    for data in transcript.entries[place:]:
+        entry = Entry.decode(data)
+        if entry.kind == StatementKind.TOLD:
+            body = SignedSum.decode(entry.statements[0].body)
+            news.append(News.decode(body.told[8:], everyone, rows)[0])
+            rows = news[-1].rows
+    return news
+
+
+def away(found: Federation, name: str, first: float, last: float | None) -> None:
+    """Let a site go away at a time, and come back."""
+    network = found.network
+    network.computing = 0.5
+    network.at(first, lambda: network.kill(name))
+    if last is not None:
+        network.at(last, lambda: network.start(name))
+
+
+WAIT = {"options": {"coded": True, "wait": 20.0}}
+
+
+def test_who_is_away_stands_for_itself_and_comes_back_with_exact_memories() -> None:
+    about = {"patience": None, "algorithm": "em", "rounds": 40, "tol": 0}
+    found = federation(about, 4, **WAIT)
+    away(found, "dora", 8.3, 36.0)
+    assert found.run() < 200
+    news = told(found)
+    missing = [3 not in one.arrived for one in news]
+    assert 1 < sum(missing) < len(news) - 10
+    assert not missing[-1]
+    assert {one.rows for one in news} == {news[0].rows}
+    assert not any(one.anew for one in news)
+    assert StatementKind.CHANGE not in kinds(found)
+    everyone = alone({**about, "masks": None}, 4)
+    got = reached(found)
+    np.testing.assert_allclose(got.statistics, everyone.statistics, atol=2e-3)
+    answered = [record.answered for record in got.records]
+    assert min(answered) == 3 < max(answered) == 4
+
+
+@pytest.mark.parametrize("about", [{}, SUMS["some of them"]], ids=["sums", "answers"])
+def test_absences_cost_and_do_what_they_do_in_a_simulation(
+    about: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    about, arrived, real = {"patience": 3, **about}, list[Any](), HeardSums._take
+
+    def take(self: HeardSums, data: bytes) -> None:
+        if self._adds and self._coded is not None:
+            arrived.append(self._coded.told(data[8:])[1].arrived)
+        real(self, data)
+
+    monkeypatch.setattr(HeardSums, "_take", take)
+    found = federation(about, 4, **WAIT)
+    away(found, "dora", 6.3, 40.0)
+    assert found.run() < 300
+    transcript = found.network.processes[RELAY].machine.transcript
+    assert len(transcript.epochs) == 1
+    assert any(3 not in one for one in arrived)
+    arrivals = iter(arrived)
+
+    def present(ask: Any, exchange: int) -> Present:
+        here = next(arrivals)
+        return Present(here, here)
+
+    begun = begin(settings_of(about), workers_of(4), present=present)
+    outcome = drive(begun.program, begun.course.answer, begun.course.refuses)
+    begun.course.complete(LastSum(0, outcome.final.estimate.left))
+    want, got = begun.fitted(outcome).result, reached(found)
+    np.testing.assert_allclose(got.statistics, want.statistics, rtol=0, atol=1e-12)
+    for way in DIRECTIONS:
+        assert got.ledger.total(way) == want.ledger.total(way)
+    assert [r.answered for r in got.records] == [r.answered for r in want.records]
+
+
+def test_sums_go_on_without_the_rows_of_who_is_gone_for_good() -> None:
+    about = {"patience": 3, "algorithm": "em", "rounds": 60, "tol": 0}
+    found = federation(about, 4, **WAIT)
+    away(found, "dora", 8.3, None)
+    found.late = ("dora",)
+    network = found.network
+    network.at(0.0, lambda: network.start("dora"))
+    assert found.run() < 300
+    news = told(found)
+    assert sum(one.anew for one in news) == 1
+    assert news[-1].rows == news[0].rows - len(tables(4)["dora"])
+    got, rest = reached(found), {n: rows for n, rows in tables(4).items() if n != "dora"}
+    model, params = got.model, got.model.maximize(got.statistics)
+    rows = np.concatenate([*rest.values()])
+    again = model.expected_statistics(rows[None], params)[0]
+    white = model.metric(params).whiten(again - got.statistics)
+    assert white @ white < 2e-3
+
+
+def test_who_leaves_is_left_out_at_once() -> None:
+    found = federation({"rounds": 30, "algorithm": "em", "tol": 0}, 4, **WAIT)
+    network = found.network
+    network.computing = 0.5
+    network.at(8.3, lambda: network.follower("dora").order("leave"))
+    assert found.run() < 60
+    assert "left" in found.ends.pop("dora").words
+    news = told(found)
+    assert sum(one.anew for one in news) == 1
+    assert news[-1].rows == news[0].rows - len(tables(4)["dora"])
+    reached(found)
+
+
+def test_a_newcomer_begins_a_new_epoch_where_the_others_are() -> None:
+    about = {"rounds": 25, "algorithm": "em", "tol": 0}
+    found = federation(about, 4, late=("dora",), **WAIT)
+    network = found.network
+    network.computing = 0.5
+    network.at(1.0, lambda: network.follower(READER).order("begin"))
+    network.at(19.0, lambda: network.start("dora"))
+    network.at(0.0, lambda: setattr(found, "late", ()))
+    assert found.run() < 120
+    assert kinds(found).count(StatementKind.CHANGE) == 1
+    transcript = network.processes[RELAY].machine.transcript
+    assert [members for _, members in transcript.epochs] == [NAMES[:3], NAMES[:4]]
+    assert len({reached(found, name).statistics.tobytes() for name in NAMES[:4]}) == 1
+    assert told(found)[-1].rows == sum(map(len, tables(4).values()))
+
+
+def test_an_analyst_that_lost_its_disk_makes_all_begin_anew() -> None:
+    found = federation({"rounds": 20, "algorithm": "em", "tol": 0})
+    network = found.network
+    network.computing = 0.5
+    network.at(8.3, lambda: network.start(READER, MemoryRecords()))
+    assert found.run() < 60
+    orders = [k for k in kinds(found) if k is StatementKind.ORDER]
+    assert len(orders) == 1
+    want = alone({"rounds": 20, "algorithm": "em", "tol": 0})
+    np.testing.assert_allclose(reached(found).statistics, want.statistics, atol=5e-3)
+
+
+def test_masks_and_coded_sums_exclude_each_other() -> None:
+    found = federation({})
+    found.settings = replace(found.settings, masked=True)
+    found.run(30)
+    assert found.network.processes[RELAY].machine.transcript.entries == []
 
 
 # Faults.

@@ -36,7 +36,7 @@ from emfed.network.exchange.member_runs import MemberRuns, RunMember
 from emfed.network.exchange.member_thread import Watcher
 from emfed.network.exchange.relay import Relay
 from emfed.network.exchange.relay_server import RelayServer
-from emfed.network.exchange.statements import Agreement
+from emfed.network.exchange.statements import Agreement, is_coded
 from emfed.network.exchange.transcript import Stage
 from emfed.network.journal import Journal
 from emfed.network.keys import ANALYST, read_site_keys
@@ -205,6 +205,7 @@ def serve_fit(
         newcomers=config.sites.admit and config.settings.epsilon is None,
         run=run,
         program=document,
+        coded=is_coded(config.masked(), document),
     )
 
     def accept(agreement: Agreement) -> Program:

@@ -16,7 +16,7 @@ from emfed.aggregation.lattice import SMALLEST_SET
 from emfed.core.errors import FederationError, ParticipationError, SettingsError
 from emfed.network.exchange.followed import Ended, Program
 from emfed.network.exchange.member import Follower
-from emfed.network.exchange.statements import Agreement
+from emfed.network.exchange.statements import Agreement, is_coded
 from emfed.network.exchange.transcript import Stage
 
 
@@ -64,6 +64,7 @@ class AskedRun:
             newcomers=self.newcomers,
             run=run,
             program=self.document,
+            coded=is_coded(masked, self.document),
         )
 
 

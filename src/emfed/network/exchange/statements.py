@@ -599,6 +599,15 @@ class Agreement:
         return found
 
 
+def is_coded(masked: bool, program: Mapping[str, Any]) -> bool:
+    """Whether sites of such a fit are heard one by one: those without masks and noise are.
+
+    A table of cells is one exact sum, and needs no memories.
+    """
+    fit = program.get("fit")
+    return not masked and isinstance(fit, Mapping) and "epsilon" not in fit
+
+
 def _has_kinds(about: Mapping[str, Any]) -> bool:
     """Whether settings that another member wrote have values of the right kinds."""
     truths = all(isinstance(about[name], bool) for name in ("masked", "newcomers", "coded"))
