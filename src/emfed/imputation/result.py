@@ -339,15 +339,13 @@ class Imputation:
         seen = np.bincount(self.cells.times[self.cells.weights > 0], minlength=self.params.shape[1])
         return seen == 0
 
-    def trend(self, draws: int | None = None, level: float = 0.9) -> dict[str, Any]:
+    def trend(self, level: float = 0.9) -> dict[str, Any]:
         """Add the estimates up over all sites, and count the cells without a record, by time.
 
         Sites are taken some at a time: the table is never there as a whole.
 
         Parameters
         ----------
-        draws : int, optional
-            How many draws of the parameters the bounds rest on; 0 for no bounds.
         level : float
             The probability of the bounds.
 
@@ -370,19 +368,16 @@ class Imputation:
             "missing": (rows - seen).astype(np.int64),
             "empty": self.empty,
         }
-        if draws != 0 and not self.plain:
-            posterior = self._with(draws)
-            sums = posterior.totals(np.arange(rows))
-            out["lower"], out["upper"] = posterior.bounds(sums, level, self.empty)
+        if not self.plain:
+            sums = self.posterior.totals(np.arange(rows))
+            out["lower"], out["upper"] = self.posterior.bounds(sums, level, self.empty)
         return out
 
-    def site_totals(self, draws: int | None = None, level: float = 0.9) -> dict[str, Any]:
+    def site_totals(self, level: float = 0.9) -> dict[str, Any]:
         """Add the estimates up over the times that have records, by site.
 
         Parameters
         ----------
-        draws : int, optional
-            How many draws of the parameters the bounds rest on.
         level : float
             The probability of the bounds.
 
@@ -392,11 +387,11 @@ class Imputation:
             The columns site, estimate, lower and upper.
         """
         check_range("level", level, 0, 1, open_low=True, open_high=True)
-        posterior, times = self._with(draws), np.flatnonzero(~self.empty)
+        times = np.flatnonzero(~self.empty)
         estimate = np.empty(self.params.shape[0])
         for sites in self._site_parts():
             estimate[sites] = self.moments_of(sites).value[:, times].sum(axis=1)
-        low, high = posterior.bounds(posterior.site_totals(times), level)
+        low, high = self.posterior.bounds(self.posterior.site_totals(times), level)
         names = list(self.table.sites)
         return {"site": names, "estimate": estimate, "lower": low, "upper": high}
 
@@ -407,7 +402,6 @@ class Imputation:
         *,
         strata: Any = None,
         least: int = 1,
-        draws: int | None = None,
     ) -> Index:
         """Compute totals in per cent of a base time, as rtrim gives them, with errors and a slope.
 
@@ -422,15 +416,13 @@ class Imputation:
             its own beside that of all sites.
         least : int
             Sites with fewer records are left out.
-        draws : int, optional
-            How many draws the errors rest on.
 
         Returns
         -------
         Index
             The totals, the index and the slopes.
         """
-        return index_of(self, self._with(draws), base, level, strata, least)
+        return index_of(self, self.posterior, base, level, strata, least)
 
     def write_trend(self, paths: Iterable[str | Path], level: float = 0.9) -> None:
         """Write the trend as CSV or Parquet, by the ending of each path.
@@ -447,12 +439,6 @@ class Imputation:
         frame = pl.DataFrame(self.trend(level=level))
         for path in paths:
             write_frame(frame, Path(path))
-
-    def _with(self, draws: int | None) -> Posterior:
-        """The posterior, with another number of draws where that is asked for."""
-        if draws is None or draws == self.posterior.count:
-            return self.posterior
-        return self._drawn(draws)
 
     def _site_parts(self) -> list[IntArray]:
         rows, columns = self.params.shape
