@@ -84,6 +84,9 @@ def test_a_private_fit_ends_near_the_pooled_fit_and_charges_its_budget_once(
     assert result.privacy["private"] is True
     assert result.privacy["noise"] == "each site's secret"
     assert "epsilon 1" in result.outcome
+    assert result.company is not None
+    assert result.company.here == NAMES[:3]
+    assert "server that lies" not in protections(result)
     for name in data:
         total, used = Allowance(owners.folder(name)).read()
         assert total == pytest.approx(mu_squared_of(1.0, 1e-6))

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from emfed.artifacts.company import Company
 from emfed.artifacts.facts import Facts
 from emfed.artifacts.promises import NOISY, PRIVATE, not_private
 from emfed.artifacts.result import Result
@@ -117,10 +118,18 @@ def _result(fit: PrivateFit, course: PrivateChronicle) -> Result:
         ledger=course.ledger,
         columns=None if columns is None else tuple(columns),
         samples=fit.samples,
-        facts=Facts(n, fit.samples, plain(told), fit.plan.simulated),
+        facts=Facts(n, fit.samples, plain(told), fit.plan.simulated, company=_company(fit, course)),
         pooled_summary=summary,
         confirmed=True,
     )
+
+
+def _company(fit: PrivateFit, course: PrivateChronicle) -> Company | None:
+    """Who took part, between machines: the set of the beginning, whose noise was sized for it."""
+    if fit.plan.simulated or course.ledger.names is None:
+        return None
+    sites = tuple(course.ledger.names)
+    return Company(sites, sites, fit.samples, fit.samples)
 
 
 def fingerprint(fit: PrivateFit) -> dict[str, Any]:

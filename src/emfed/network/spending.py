@@ -357,7 +357,7 @@ def _mixed(table: FloatArray, keys: Sequence[int]) -> NDArray[np.uint64]:
 
 
 @final
-class Company:
+class LastSet:
     """With which sites this one added up last, in any run, and how often that changed.
 
     Two sums over sets that differ by one site differ by that site's part. So every change counts,
@@ -408,4 +408,4 @@ class SiteMemory:
         self.allowance = Allowance(directory, disk, copies)
         self.secret = Secret(directory, disk)
         self.described = DescribedRows(directory, disk)
-        self.company = Company(directory, disk)
+        self.company = LastSet(directory, disk)
