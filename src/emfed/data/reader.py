@@ -9,7 +9,7 @@ left where they are, and are read block by block.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -195,12 +195,15 @@ def read(source: Any, schema: Schema | None = None) -> DataTable:
         why = next(iter(left.values()))
         raise DataError(f"{first.where}: no column holds numbers: {why}.")
     columns = tuple(c.name for c in wanted if c.name not in left)
-    # Messages name lines if each row is one line: no quoted cell has several.
-    whole = len(text) == len(files) and all(
-        file.first_line == FIRST_LINE and file.lines is None for file in text
-    )
     cells = text[0].frame if text and len(files) == 1 else None
-    return DataTable(parts, columns, groups, known, left, FIRST_LINE if whole else None, cells)
+    return DataTable(parts, columns, groups, known, left, _first_line(files.values()), cells)
+
+
+def _first_line(files: Collection[FileCells | ParquetCells]) -> int | None:
+    """The line of the first row, if each row is one line of a text file."""
+    text = [file for file in files if isinstance(file, FileCells) and file.lines is None]
+    plain = len(text) == len(files) and all(file.first_line == FIRST_LINE for file in text)
+    return FIRST_LINE if plain else None
 
 
 def _files(source: Any, form: TextForm) -> dict[str, FileCells | ParquetCells] | None:
