@@ -87,8 +87,6 @@ _SIZE_RATE = 4.0
 """The rate of the prior of a factor's size, whose shape is 2, times the root of their number."""
 _SIZES = (1.0, 0.25)
 """Steps of the walk of the logarithm of a factor's size, which records tell badly or well."""
-_GRID = np.linspace(-10.0, 30.0, 1601)
-"""Values of theta between which the mean of a count of log1p is a straight line: to 1e-4 of it."""
 _LOOKED_AT = 997
 """Cells from which the tails of all are read: the median over so many is known to 0.02."""
 _NORMAL = 0.1
@@ -293,11 +291,7 @@ class Posterior:
         Where a site was hardly seen at such times a draw may lie anywhere, and its exponential is
         no count: one cell of the oystercatcher was expected to hold 4 million birds of log1p.
         """
-        spread = float(self.spreads[index])
-        if self.family.quadratic and not self._identity and theta.size > len(_GRID):
-            expected = np.interp(theta, _GRID, self.family.value(_GRID, spread))
-        else:
-            expected = self.family.value(theta, spread)
+        expected = self.family.value(theta, float(self.spreads[index]))
         return expected if self._identity else np.minimum(expected, self.largest)
 
     def totals(self, sites: IntArray) -> FloatArray:
