@@ -34,7 +34,7 @@ from typing import final
 
 import numpy as np
 from scipy.linalg import cholesky_banded
-from scipy.special import gammaincinv, ndtri, stdtrit
+from scipy.special import gammaincinv, stdtrit
 
 from emfed.core.errors import DataError, check_count
 from emfed.core.protocols import BoolArray, FloatArray, IntArray
@@ -89,8 +89,6 @@ _SIZES = (1.0, 0.25)
 """Steps of the walk of the logarithm of a factor's size, which records tell badly or well."""
 _LOOKED_AT = 997
 """Cells from which the tails of all are read: the median over so many is known to 0.02."""
-_NORMAL = 0.1
-"""Excess kurtosis below which draws are taken as normal: it would move bounds by less than 1%."""
 
 
 @dataclass
@@ -333,9 +331,7 @@ class Posterior:
 
 def _reach(kurtosis: float, level: float) -> float:
     """Standard deviations to either side that hold Student's of this excess kurtosis."""
-    if kurtosis < _NORMAL:
-        return float(ndtri((1 + level) / 2))
-    freedom = 4 + 6 / min(kurtosis, 6.0)
+    freedom = 4 + 6 / min(max(kurtosis, 1e-3), 6.0)  # at least 5; normal draws have thousands
     return float(stdtrit(freedom, (1 + level) / 2)) * (1 - 2 / freedom) ** 0.5
 
 
