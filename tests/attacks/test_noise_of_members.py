@@ -416,6 +416,8 @@ def test_an_answer_is_charged_before_it_is_worked_out() -> None:
 @pytest.mark.parametrize("masked", [True, False])
 def test_the_noise_in_a_sum_is_that_of_all_sites(masked: bool, tmp_path: Path) -> None:
     """Independent, normal, of three times the variance of one draw; to the last unit whole."""
+    for number, name in enumerate(SITES):  # other keys than the system's: it is the same each time
+        (tmp_path / f"{name}.noise").write_text((bytes([number]) * 32).hex())
     rules = dict.fromkeys(SITES, SiteRules(unmasked=True))
     owners = begun(tmp_path, masked=masked, rules=rules)
     owners.federation.run(600)
@@ -430,8 +432,8 @@ def test_the_noise_in_a_sum_is_that_of_all_sites(masked: bool, tmp_path: Path) -
     assert len(found) > 400
     assert np.abs(found - np.rint(found)).max() < 0.01
     scaled = found / (DEVIATION * np.sqrt(3))
-    low, high = stats.chi2.ppf([1e-5, 1 - 1e-5], len(scaled)) / len(scaled)
+    low, high = stats.chi2.ppf([1e-3, 1 - 1e-3], len(scaled)) / len(scaled)
     assert low < (scaled**2).mean() < high
-    assert stats.kstest(scaled, "norm").pvalue > 1e-5
+    assert stats.kstest(scaled, "norm").pvalue > 1e-3
     of_two = found / (DEVIATION * np.sqrt(2))  # were the share of one site missing, it would show
     assert (of_two**2).mean() > high
