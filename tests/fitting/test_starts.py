@@ -20,8 +20,8 @@ from emfed.fitting.driver import begin_run, start_at
 from emfed.fitting.session import Session
 from emfed.fitting.settings import FitSettings
 from emfed.fitting.starts import search, start_search
+from emfed.fitting.starts.own import own_sketch
 from emfed.fitting.starts.sketch import Sketch, drawn
-from emfed.fitting.starts.start_search import own_sketch
 from emfed.models.clusters import Buckets, lloyd, seed_centres
 from emfed.models.side_by_side import SideBySide
 from emfed.network import StackedFederation

@@ -32,7 +32,7 @@ from emfed.fitting.parallel import together
 from emfed.fitting.race import Race, charged, owed
 from emfed.fitting.selection import empty_as_copies, within_rows
 from emfed.fitting.settings import FitSettings
-from emfed.fitting.starting import Sketcher, optimum, start_at, starts
+from emfed.fitting.starting import OwnRows, optimum, start_at, starts
 from emfed.fitting.stochastic import rounds_of
 from emfed.fitting.turns import in_turns
 from emfed.fitting.validation import validated
@@ -90,17 +90,17 @@ def follow(
     settings: FitSettings,
     workers: int,
     shapes: Mapping[str, tuple[int, ...]],
-    own_sketch: Sketcher | None = None,
+    own: OwnRows | None = None,
     masked: bool = True,
     streams: bool = False,
     absent: bool = False,
 ) -> Fit[Conclusion]:
     """Fit what the settings say to the rows of so many workers.
 
-    ``shapes`` are those of `Model.summary` of one worker's rows; ``own_sketch`` gives a driver that
-    has the rows of one worker alone. Where sums are not ``masked`` workers may be heard one by one:
-    so they are where the settings want it, or rows are ``streams``, others in each round; and some
-    may be ``absent`` from a round.
+    ``shapes`` are those of `Model.summary` of one worker's rows; ``own`` is of a driver that has
+    all rows. Where sums are not ``masked`` workers may be heard one by one: so they are where the
+    settings want it, or rows are ``streams``, others in each round; and some may be ``absent`` from
+    a round.
     """
     way = way_of(settings, streams, absent or not isinstance(settings.who(), Everyone))
     if way is not None and masked:
@@ -115,7 +115,7 @@ def follow(
     heard = settings.masks is False and workers > 1
     cohort = Cohort(workers, pooled.rows, masked, settings.faithful, heard, settings.fine)
     problems = {j: _problem(settings, pooled, cohort, models[j], way) for j in places}
-    begun = yield from _begin(settings, list(problems.values()), own_sketch)
+    begun = yield from _begin(settings, list(problems.values()), own)
     candidates = yield from _compete(settings, problems, begun)
     candidates = yield from _improve(settings, candidates)
     chosen = final = _best(candidates)
@@ -154,13 +154,13 @@ def _problem(
 
 
 def _begin(
-    settings: FitSettings, problems: Sequence[Objective], own_sketch: Sketcher | None
+    settings: FitSettings, problems: Sequence[Objective], own: OwnRows | None
 ) -> Fit[list[list[FloatArray]]]:
     """Where each candidate starts: one place or several that compete."""
     start = settings.start
     if isinstance(start, str):
         count, seed = settings.n_init, settings.seed
-        return (yield from starts(problems, start, count, seed, own_sketch))
+        return (yield from starts(problems, start, count, seed, own))
     expected = settings.start_statistics != "parameters"
     given = [start_at(one, one.model.from_user(start), expected) for one in problems]
     return [[place] for place in (yield from together(given))]

@@ -6,13 +6,14 @@ every member tries as many starts as it likes, at no message (`emfed.fitting.sta
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from emfed.core.errors import SettingsError
+from emfed.core.errors import EmfedWarning, SettingsError
 from emfed.core.protocols import StartsFromClusters
 from emfed.core.sums import Fit, FloatArray, Unmasked
 from emfed.core.wording import Setting, Wording
@@ -40,8 +41,14 @@ SEEDS = 0x9E3779B97F4A7C15
 """An odd number without pattern: the seeds of several starts differ."""
 
 
-Sketcher = Callable[[Any, int], Sketch]
-"""From a bound model and a seed to a sketch: of a driver that has the rows of one worker alone."""
+class OwnRows(Protocol):
+    """What a driver that has all rows may draw from them."""
+
+    def sketch(self, model: Any, seed: int) -> Sketch | None:
+        """Rows of one worker alone, who can hide nothing from itself; None: there are several."""
+
+    def points(self, model: Any, seed: int) -> FloatArray | None:
+        """Rows that leave their workers, one for each component; None: they are elsewhere."""
 
 
 def starts(
@@ -49,12 +56,12 @@ def starts(
     method: str,
     count: int,
     seed: int,
-    own_sketch: Sketcher | None = None,
+    rows: OwnRows | None = None,
 ) -> Fit[list[list[FloatArray]]]:
     """The statistics that each model may start from, ``count`` for each, the best first.
 
-    Without a sketch of one worker's own rows sums give one. A model that the opening says all of
-    starts at its optimum.
+    Without a sketch of one worker's own ``rows`` sums give one. A model that the opening says all
+    of starts at its optimum.
     """
     seeds = [(seed + SEEDS * j) % 2**64 for j in range(count)]
     found: dict[int, list[FloatArray]] = {}
@@ -65,13 +72,16 @@ def starts(
             found[j] = [exact]
         elif _resolved(one.model, method) in SKETCHED:
             by_clusters.append(j)
+        elif method == "points":
+            found[j] = [_inside(one.model, at_points(one.model, rows, own)) for own in seeds]
         else:
             found[j] = [_inside(one.model, one.model.start(own)) for own in seeds]
     if by_clusters:
         widest = max((problems[j] for j in by_clusters), key=lambda one: one.model.n_components)
         models = [problems[j].model for j in by_clusters]
-        if own_sketch is not None:
-            begun = _tried(own_sketch(widest.model, seed), models, count, seed)
+        known = None if rows is None else rows.sketch(widest.model, seed)
+        if known is not None:
+            begun = _tried(known, models, count, seed)
         elif merges(widest.cohort, method):
             begun = yield from _merged(widest, models, count, seed)
         else:
@@ -79,6 +89,32 @@ def starts(
             begun = _tried(sketch, models, count, seed)
         found |= zip(by_clusters, begun, strict=True)
     return [found[j] for j in range(len(problems))]
+
+
+def at_points(model: Any, rows: OwnRows | None, seed: int) -> Any:
+    """Parameters whose means are rows of the data, the paper's start."""
+    able = isinstance(model, StartsFromClusters) and model.clusters(1) is not None
+    found = rows.points(model, seed) if able and rows is not None else None
+    if found is None:
+        others = Setting("start", "k-means"), Setting("start", "moments")
+        raise SettingsError(
+            Wording(
+                "{} needs data in this process and a model that centres can start: use {} or {}.",
+                *(Setting("start", "points"), *others),
+            )
+        )
+    warnings.warn(
+        Wording(
+            "{} takes rows of the data as first means: those records leave their workers. {} "
+            "starts as well and reveals none.",
+            *(Setting("start", "points"), Setting("start", "k-means")),
+        ),
+        EmfedWarning,
+        stacklevel=2,
+    )
+    frame, k = model.clusters(1).frame, model.n_components
+    centres = np.nan_to_num((found - frame.origin) / frame.scale)
+    return model.start_at(np.full(k, 1 / k), centres, np.ones(found.shape[1]))
 
 
 def merges(cohort: Cohort, method: str) -> bool:

@@ -14,7 +14,7 @@ import pytest
 
 from emfed.data.tables import WorkerTables
 from emfed.fitting.starts import sketch
-from emfed.fitting.starts.start_search import own_sketch
+from emfed.fitting.starts.own import own_sketch
 from emfed.models import (
     Categorical,
     factor_analysis,

@@ -66,8 +66,7 @@ class FitFields:
         "auto",
         "Where the fit starts: merge (clusters of each worker's own rows), k-means (cluster sums "
         "and counts), moments (the spread of all data), or auto: k-means where the model has "
-        "clusters, else moments; without masks merge takes its place from 50 workers on, and "
-        "competes with it where there are several starts.",
+        "clusters, else moments; without masks merge takes its place from 50 workers on.",
         more='In Python also "points" (rows of the data leave their workers), or parameters in the '
         "user's units.",
         takes="str or parameters",

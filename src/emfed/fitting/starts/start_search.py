@@ -18,17 +18,16 @@ from emfed.core.protocols import (
     StartsFromClusters,
     View,
 )
-from emfed.core.streams import Purpose, choose_distinct, uniforms
+from emfed.core.streams import Purpose, uniforms
 from emfed.core.wording import Setting, Wording
 from emfed.fitting.rounds import Run
 from emfed.fitting.selection import FLOORS
 from emfed.fitting.session import Session
-from emfed.fitting.starts.sketch import NARROWEST, NARROWEST_OF_CLUSTERS, ROWS, Sketch, drawn
+from emfed.fitting.starts.own import beside_of, own_sketch, points_of
+from emfed.fitting.starts.sketch import NARROWEST, NARROWEST_OF_CLUSTERS, Sketch, drawn
 from emfed.fitting.stopping import Stop
 from emfed.models.clusters import BUCKETS_PER_COMPONENT, Clusters
 from emfed.models.components import SMALLEST_COMPONENT
-from emfed.models.devices import beside
-from emfed.models.mixture import to_numpy
 from emfed.network.inprocess import InProcessFederation
 from emfed.network.own_clusters import SMALLEST
 
@@ -184,7 +183,7 @@ class _Search:
             matched = matched or model.fixed_data
             points, weights = drawn(mass, means, whole, self.session.seed, matched, narrowest)
             rows = model.rows_at(points)
-            out.append(Sketch(points, rows, weights, _beside(holder, rows)))
+            out.append(Sketch(points, rows, weights, beside_of(holder, rows)))
         return out
 
     def begin(self, view: View, statistics: FloatArray) -> FloatArray:
@@ -314,40 +313,6 @@ def _starts(looking: _Search, method: str, n_init: int) -> list[list[Any]]:
     return out
 
 
-def own_sketch(data: Any, model: Any, seed: int) -> Sketch:
-    """Some of the rows of one worker alone, who can hide nothing from itself.
-
-    Weights count as repeated rows do: rows are drawn by weight, in their order, and equal ones
-    become one, sorted, so that their number and order do not matter where there are few.
-    """
-    count, own = int(data.counts[0]), np.zeros(1, dtype=np.int64)
-    at = (np.arange(ROWS) + uniforms(seed, 0, Purpose.SKETCH, own, ROWS)[0]) / ROWS
-    if data.row_weights is None:
-        picks, mass = np.arange(count) if count <= ROWS else (at * count).astype(np.int64), None
-    else:
-        weights = np.asarray(data.row_weights[0])
-        picks = np.flatnonzero(weights > 0)
-        mass = weights[picks]
-        if len(picks) > ROWS:  # one of each stretch of equal weight
-            below = np.cumsum(mass)
-            picks, mass = picks[np.searchsorted(below[:-1], at * below[-1], side="right")], None
-    rows = to_numpy(data.take(own, picks[None]))[0].astype(np.float64)
-    keys = np.column_stack([np.nan_to_num(rows), np.isnan(rows)])
-    _, first, which = np.unique(keys, axis=0, return_index=True, return_inverse=True)
-    rows, mass = rows[first], np.bincount(which.ravel(), mass)
-    frame = model.clusters(1).frame
-    points = np.nan_to_num((rows - frame.origin) / frame.scale)
-    return Sketch(points, rows, mass / mass.sum(), _beside(data, rows))
-
-
-def _beside(data: Any, rows: FloatArray) -> Any:
-    """Rows on the GPU where those of the workers are; None if they are elsewhere."""
-    if data is None:
-        return None
-    holder = np.array([int(np.argmax(data.counts))])
-    return beside(rows, data.take(holder, np.zeros((1, 1), dtype=np.int64)))
-
-
 def _from_points(session: Session, model: Any, seed: int) -> Any:
     """Rows of the data as centres, the paper's start: they leave their workers."""
     network = session.federation
@@ -369,17 +334,8 @@ def _from_points(session: Session, model: Any, seed: int) -> Any:
         EmfedWarning,
         stacklevel=6,
     )
-    k, counts = model.n_components, data.counts
-    u = uniforms(seed, 0, Purpose.POINTS, np.zeros(1, dtype=np.int64), k)
-    picks = np.sort(choose_distinct(u, np.array([int(counts.sum())]))[0])
-    workers = np.searchsorted(np.cumsum(counts), picks, side="right").astype(np.int64)
-    local = picks - (np.cumsum(counts) - counts)[workers]
-    rows = np.concatenate(
-        [
-            np.asarray(data.take(w[None], j[None, None]))[0]
-            for w, j in zip(workers, local, strict=True)
-        ]
-    )
+    k = model.n_components
+    workers, rows = points_of(k, seed, data)
     d = rows.shape[1]
     if session.prices is not None:
         session.ledger.add("start", "up", workers, 8 * d, 0)
