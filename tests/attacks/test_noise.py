@@ -308,10 +308,10 @@ def test_a_resumed_fit_tells_no_answer_in_two_versions(
         used.append(total)
         return read(about, total)
 
-    def failing(self: KnownSums, path: Path) -> None:
+    def failing(self: KnownSums, path: Path, next_round: int) -> None:
         if len(self.entries) == killed + 1:
             raise OSError("killed")
-        save(self, path)
+        save(self, path, next_round)
 
     save = KnownSums.save
     monkeypatch.setattr(NoisyWorkers, "sum", counted)

@@ -16,8 +16,6 @@ from emfed.cli.tables import check_output, safe, write_table
 from emfed.core.errors import CheckpointError, ModelFileError
 from emfed.core.storage import load_checkpoint
 
-DIGESTS = ("weights", "data", "workers", "start")
-"""What a checkpoint recognises without holding it."""
 MOST_WORKERS = 30
 """Rows of the table of workers on a screen; --json and --workers FILE give all."""
 
@@ -101,11 +99,8 @@ def _checkpoint(file: str) -> dict[str, Any] | None:
 
 
 def _checkpoint_text(found: dict[str, Any]) -> str:
-    told = {
-        f"{name} (digest)" if name in DIGESTS else name: value
-        for name, value in found.get("fingerprint", {}).items()
-    }
-    return "\n".join(["# Checkpoint", "", *bullets({"next round": found.get("round"), **told})])
+    told = {"next round": found.get("round"), **found.get("about", {})}
+    return "\n".join(["# Checkpoint", "", *bullets(told)])
 
 
 def _cell(value: Any) -> str:

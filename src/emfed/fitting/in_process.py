@@ -261,11 +261,11 @@ class Course(Chronicle):
     def _about(self) -> dict[str, Any]:
         """What a checkpoint must agree with."""
         settings, workers = self.settings, self.workers
-        start = settings.start
+        start, models = settings.start, [model.describe() for model in settings.candidates()]
         named = start if isinstance(start, str) else [a.tolist() for a in start.arrays().values()]
         told: dict[str, Any] = plain(
             {
-                "model": [model.describe() for model in settings.candidates()],
+                "model": models[0] if len(models) == 1 else models,
                 "start": [named, settings.n_init, settings.start_statistics],
                 "seed": settings.seed,
                 "algorithm": settings.method(len(workers.totals)).describe(),
@@ -292,7 +292,10 @@ class Course(Chronicle):
         return replace(who, asked=asked, arrived=arrived)
 
     def _record(self, ask: Ask, found: Sum, last: LastSum | None) -> RoundRecord:
-        return replace(super()._record(ask, found, last), asked=self._asked)
+        record = replace(super()._record(ask, found, last), asked=self._asked)
+        if self.curve is not None and record.objective is None:
+            self.curve.note(len(self.records), looks(ask))
+        return record
 
     def answer(self, ask: Any) -> Any:
         """What workers reply one by one, or their sum."""
@@ -361,7 +364,7 @@ class Course(Chronicle):
     def save(self) -> None:
         """Write the checkpoint, if there is one."""
         if self.watch.checkpoint is not None:
-            self.known_sums.save(self.watch.checkpoint)
+            self.known_sums.save(self.watch.checkpoint, len(self.records))
 
     def _show(self, record: RoundRecord) -> None:
         """Show what is new; a checkpoint has been shown before."""

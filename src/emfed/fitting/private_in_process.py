@@ -106,7 +106,7 @@ class PrivateCourse(PrivateChronicle):
             found = self.sums(ask)
             self.known_sums.add(ask, found, 0.0)
             if self._path is not None:
-                self.known_sums.save(self._path)
+                self.known_sums.save(self._path, len(self.records))
         self._place += 1
         self.note(ask, found, 0.0)
         return found

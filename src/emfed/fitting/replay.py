@@ -117,7 +117,7 @@ class KnownSums:
             )
         return entry
 
-    def save(self, path: Path) -> None:
+    def save(self, path: Path, next_round: int) -> None:
         """Write all to one file."""
         sums = [entry.sum for entry in self.entries]
         arrays = {
@@ -129,7 +129,9 @@ class KnownSums:
             "seconds": np.array([entry.seconds for entry in self.entries]),
             **{f"heard/{name}": array for name, array in self.rounds.save().items()},
         }
-        save_checkpoint(path, arrays, {"format": FORMAT, "about": dict(self.about)})
+        save_checkpoint(
+            path, arrays, {"format": FORMAT, "round": next_round, "about": dict(self.about)}
+        )
 
     def load(self, path: Path) -> None:
         """Go on from a file; one of another fit is refused."""

@@ -76,8 +76,6 @@ class FitSettings(FitFields):
         if self.start is None:
             object.__setattr__(self, "start", "auto")
         check_declared(self)
-        if not isinstance(self.start, str):
-            check_type("start", self.start, Parameters, "'k-means', or parameters of the model")
         if self.n_init > 1 and not isinstance(self.start, str):
             raise SettingsError(
                 Wording(
@@ -86,6 +84,8 @@ class FitSettings(FitFields):
                     Setting("start", "k-means"),
                 )
             )
+        if not isinstance(self.start, str):
+            check_type("start", self.start, Parameters, "'k-means', or parameters of the model")
         if self.n_components is not None:
             object.__setattr__(self, "numbers", tuple(read_range(self.n_components)))
         elif not isinstance(self.model, Model):
