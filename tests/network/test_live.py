@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import emfed
+from emfed.algorithms import FixedSize
 from emfed.core.registry import plain
 from emfed.fitting import live
 from emfed.fitting.settings import FitSettings
@@ -129,7 +130,7 @@ def test_a_callback_and_a_clock_end_a_fit_for_all(monkeypatch: pytest.MonkeyPatc
     ("settings", "words"),
     [
         ({"weights": "uniform"}, "count alike"),
-        ({"start": emfed.gaussian_mixture(1)}, "has no words"),
+        ({"participation": FixedSize(2)}, "travels as one probability"),
         ({"monitor": emfed.fitting.Monitor()}, "elsewhere"),
         ({"checkpoint": "run.checkpoint"}, "in memory"),
         ({"columns": ["age"]}, "has not listed the columns"),

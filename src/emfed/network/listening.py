@@ -167,7 +167,9 @@ class ListeningSites(RemoteSites):
 
     def close(self) -> None:
         """Stay until sites know how the last run ended, then end all connections."""
-        end, last = time.monotonic() + FAREWELL_SECONDS, [*self._runs.members][-1:]
+        runs = [(run, one.end) for run, one in self._runs.members.items()][-1:]
+        # One that was left in its middle goes on with this process, or not at all.
+        end, last = time.monotonic() + FAREWELL_SECONDS, [run for run, ended in runs if ended]
         while time.monotonic() < end and any(
             name in self.names for run in last for name in self._server.untold(run)
         ):
