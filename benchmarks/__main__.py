@@ -41,7 +41,6 @@ from benchmarks.faults import bench_faults
 from benchmarks.field_bounds import bench_field_bounds
 from benchmarks.figure import EVERY, NATS, SET, bench_figure, bench_pairs
 from benchmarks.files import bench_files
-from benchmarks.flower import bench_flower
 from benchmarks.gpu import bench_gpu
 from benchmarks.hostile import bench_hostile
 from benchmarks.house import GOALS, bench_house, places, write_table
@@ -900,27 +899,6 @@ def network(console: Console) -> dict[str, Any]:
     return found
 
 
-def flower(console: Console) -> list[dict[str, Any]]:
-    """Rounds over Flower beside those of an empty app."""
-    rows = bench_flower()
-    lines = [
-        (
-            row["nodes"],
-            f"{row['emfed']['seconds']:.2f}",
-            f"{row['empty']['seconds']:.2f}",
-            f"{row['ratio']:.2f}",
-            *(f"{row['emfed'][name]:.0f}" for name in ("up", "down")),
-            *(f"{row[f'overhead_{name}'] / 1000:.1f}" for name in ("up", "down")),
-            *(f"{row['empty'][f'wire_{name}'] / 1000:.1f}" for name in ("up", "down")),
-        )
-        for row in rows
-    ]
-    headings = ("nodes", "s", "empty, s", "ratio", "up", "down", "+ up, kB", "+ down, kB")
-    headings = (*headings, "empty up, kB", "empty down, kB")
-    show(console, "A round over Flower with TLS; bytes of one site a round", headings, lines)
-    return rows
-
-
 def sites(console: Console, number: int = 50) -> dict[str, Any]:
     """Real sites on this machine: time a round and memory of each."""
     found = bench_sites(number)
@@ -933,12 +911,11 @@ def sites(console: Console, number: int = 50) -> dict[str, Any]:
     show(console, title, ("process", "resident", "at most", "own share"), lines)
     told = (
         f"{found['round_seconds']:.2f}",
-        f"{found['slowest_round']:.2f}",
         f"{found['seconds']:.0f}",
         f"{found['ended_well']} of {number}",
         f"{found['difference']:.1e}",
     )
-    headings = ("median round, s", "slowest, s", "in all, s", "ended with code 0", "difference")
+    headings = ("a round, s", "in all, s", "ended with code 0", "difference")
     show(console, f"{ROUNDS} rounds, from the first start of Python", headings, [told])
     return found
 
@@ -1057,7 +1034,6 @@ SECTIONS: dict[str, Callable[[Console], Any]] = {
     "answer-network": answer_network,
     "network": network,
     "sites": sites,
-    "flower": flower,
     "faults": partial(faults, plans=1000),
     "engine": engine,
     "exchange": exchange,

@@ -20,60 +20,41 @@ import numpy as np
 import polars as pl
 
 import emfed
-from emfed.algorithms.memory import gap
 from emfed.artifacts.result import Result
-from emfed.core.storage import load_checkpoint
+from emfed.data.held import HeldWorkers
 from emfed.deployment.config import Config, read_config
 from emfed.deployment.status import read_status
-from emfed.fitting.driver import run_fit
-from emfed.fitting.settings import worker_weights
+from emfed.fitting.in_process import fit
 from emfed.network.addresses import free_port
 from emfed.network.keys import add_site, make_server_keys, make_site_key
-from emfed.network.masking import SMALLEST_SET, pin_keys
-from emfed.network.store import SiteStore
+from emfed.network.roster import pin_keys
 
 MIXTURE = '[model]\nkind = "gaussian-mixture"\nn_components = 2\n'
 """What a run.toml of a trial begins with."""
-FEDEM = '[algorithm]\nkind = "FedEM"\ncompressor = "dithering:4"\nstep_size = 0.5\n'
 COMMAND = [sys.executable, "-c", "from emfed.cli.main import main; main()"]
-AT_SERVER = {
-    "superlink": "emfed.network.flower.superlink",
-    "superexec": "import superexec",
-    "server app": "import serverapp",
-}
-AT_SITE = {"supernode": "flower_supernode", "site_process": "emfed.network.flower.site_process"}
-"""Processes, and a word of their command lines."""
 
 
 class Deployment:
     """One server and some sites, in one folder; a context that leaves no process behind."""
 
-    def __init__(
-        self,
-        folder: Path,
-        tables: Mapping[str, pl.DataFrame],
-        config: str,
-        engine: str = "websocket",
-    ) -> None:
-        self.engine = engine
+    def __init__(self, folder: Path, tables: Mapping[str, pl.DataFrame], config: str) -> None:
         self.folder, self.tables = folder.resolve(), dict(tables)
         self.folder.mkdir(parents=True, exist_ok=True)
         self.port = self.called = free_port()
         """Where the server listens, and where sites call: a door between them may be elsewhere."""
         self.keys = self.folder / "keys"
         make_server_keys(self.keys, ["127.0.0.1"])
-        place = f'port = {self.port}\nkeys = "{self.keys}"\nengine = "{engine}"\nreport = false\n'
-        text = f"{config}\n[server]\n{place}"
-        (self.folder / "run.toml").write_text(text, encoding="utf-8")
+        columns = json.dumps(list(next(iter(self.tables.values())).columns))
+        place = f'port = {self.port}\nkeys = "{self.keys}"\nreport = false\n'
+        text = config.replace("[sites]\n", f"[sites]\ncolumns = {columns}\n")
+        (self.folder / "run.toml").write_text(f"{text}\n[server]\n{place}", encoding="utf-8")
         self.config: Config = read_config(self.folder / "run.toml")
         for name, table in self.tables.items():
             table.write_parquet(self.folder / f"{name}.parquet")
             _, public = make_site_key(self.folder, name)
             add_site(self.keys, public)
-            pin_keys([public], self.folder / "roster")  # of all sites here: masks are the default
+            pin_keys([public], self.folder / "roster")
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
-        self.releases: dict[str, Path] = {}
-        """The folder of packages of a process that runs another emfed than this one."""
 
     def __enter__(self) -> Deployment:
         return self
@@ -99,7 +80,7 @@ class Deployment:
                 stderr=subprocess.STDOUT,
                 env={
                     **os.environ,
-                    "PYTHONPATH": str(self.releases.get(name, Path(emfed.__file__).parents[1])),
+                    "PYTHONPATH": str(Path(emfed.__file__).parents[1]),
                     "EMFED_DEPLOYMENT": str(self.folder),
                     "OMP_NUM_THREADS": "1",
                 },
@@ -117,7 +98,7 @@ class Deployment:
             name,
             *("join", f"127.0.0.1:{self.called}", "--data", f"{name}.parquet"),
             *("--ca", str(self.keys / "ca.pem"), "--key", f"{name}.key"),
-            *("--engine", self.engine, *more),
+            *more,
         )
 
     def start(self) -> None:
@@ -131,17 +112,13 @@ class Deployment:
         path = self.folder / f"{name}.out"
         return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
 
-    def pids(self, word: str = "", site: str | None = None) -> list[int]:
-        """Processes of this deployment with a word in their command line; of one site only."""
-        home = b"FLWR_HOME=" + os.fsencode(self.folder / (f"site-{site}" if site else ""))
-        found = []
+    def pids(self) -> list[int]:
+        """Processes of this deployment."""
+        found, mark = [], b"EMFED_DEPLOYMENT=" + os.fsencode(self.folder) + b"\0"
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():
                 with contextlib.suppress(OSError):
-                    mine = (entry / "environ").read_bytes()
-                    line = (entry / "cmdline").read_bytes()
-                    marked = b"EMFED_DEPLOYMENT=" + os.fsencode(self.folder) + b"\0" in mine
-                    if marked and (not word or (home in mine and word.encode() in line)):
+                    if mark in (entry / "environ").read_bytes():
                         found.append(int(entry.name))
         return found
 
@@ -157,30 +134,18 @@ class Deployment:
         return self.join(site) if site else self.serve()
 
     def kill(self, who: str) -> bool:
-        """kill -9 of ``serve``, ``join NAME``, or of a process below, like ``site_process NAME``.
-
-        The two commands themselves are started again, as an init system would; what is below them
-        is their own affair.
-        """
-        what, _, site = who.partition(" ")
-        if who == "serve" or what == "join":
-            process = self._processes[site or who]
-            if process.poll() is not None:
-                return False
-            process.kill()
-            process.wait()
-            if self.engine == "flower":
-                time.sleep(0.5)
-            if site:
-                self.join(site)
-            else:
-                self.serve()
-            return True
-        found = self.pids(AT_SITE[what], site) if what in AT_SITE else self.pids(AT_SERVER[who])
-        for pid in found[:1]:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        return bool(found)
+        """kill -9 of ``serve`` or ``join NAME``, which is started again, as by an init system."""
+        site = who.partition(" ")[2]
+        process = self._processes[site or who]
+        if process.poll() is not None:
+            return False
+        process.kill()
+        process.wait()
+        if site:
+            self.join(site)
+        else:
+            self.serve()
+        return True
 
     def stop(self, name: str) -> None:
         """Ask ``serve`` or a site to end, and wait for that."""
@@ -219,35 +184,11 @@ class Deployment:
             known = {name: told for name, told in self.status.items() if name != "history"}
             raise TimeoutError(f"waited for {what}; {known}; {said}")
 
-    def memory_gap(self) -> float:
-        """The violation of rule 1: the server's V beside the memories on the sites' disks."""
-        stage = sorted((self.config.place("folder") / "fit").glob("stage-*"))[-1]
-        arrays, about = load_checkpoint(stage / "run.checkpoint")
-        states = []
-        for name in sorted(self.tables):
-            runs = sorted((self.folder / f"site-{name}" / "memory").glob("?" * 16))
-            state = max(
-                (s for s in (SiteStore(run).state() for run in runs) if s is not None),
-                key=lambda s: s.round,
-            )
-            states.append(state.rows)
-        names = [name for name in states[0] if name != "payload"]  # bytes, of any length
-        rows = {name: np.concatenate([row[name] for row in states]) for name in names}
-        counts = np.array([len(self.tables[name]) for name in sorted(self.tables)])
-        weights = worker_weights(self.config.settings.weights, counts)
-        workers = np.arange(len(states))
-        return gap(
-            arrays["memory"], about["generation"], arrays["accepted"], weights, workers, rows
-        )
-
-    def here(self) -> Result:
-        """The same run in this process."""
-        network = emfed.network.LoopFederation(
-            emfed.data.as_workers(dict(sorted(self.tables.items())))
-        )
-        settings = self.config.settings
-        masks = len(self.tables) >= SMALLEST_SET if settings.masks is None else settings.masks
-        return run_fit(settings.but(masks=masks), network).result
+    def here(self, seed: int) -> Result:
+        """The same fit in this process, from the seed that its members agreed on."""
+        masks = self.config.masked()
+        settings = self.config.settings.but(scores=False, seed=seed, masks=masks, seconds=None)
+        return fit(settings, HeldWorkers(emfed.data.as_workers(self.tables))).result
 
 
 def difference(summary: Mapping[str, Any], result: Result) -> float:

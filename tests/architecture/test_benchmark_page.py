@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import copy
 import json
-from pathlib import Path
 from typing import Any
 
-import pytest
-from benchmarks import flower, stock
 from benchmarks.page import HISTORY, LATEST, MAIN, PAGE, merged, page
-
-from emfed.deployment.config import read_config
 
 MACHINE = {
     "date": "2026-11-16",
@@ -61,13 +56,3 @@ def test_a_run_replaces_its_own_sections_and_is_told_once() -> None:
     shown = page("<!-- benchmarks: history --><!-- end of history -->", latest, history)
     line = next(line for line in shown.splitlines() if line.startswith("| import emfed"))
     assert "0.123 (2026-11-16, abc1234) | 0.9 (2026-11-16, def5678) |" in line
-
-
-@pytest.mark.parametrize("module", [flower, stock], ids=lambda module: module.__name__)
-def test_settings_of_benchmarks_that_take_minutes_are_understood(
-    module: Any, tmp_path: Path
-) -> None:
-    # Both had settings of FedEM under the default, which does not know them, and nobody noticed.
-    words = {"components": 2, "rounds": 3, "nodes": 3, "folder": tmp_path}
-    (tmp_path / "run.toml").write_text(module.CONFIG.format(**words), encoding="utf-8")
-    assert read_config(tmp_path / "run.toml").settings.rounds == 3

@@ -25,7 +25,6 @@ ORDER = (
     "imputation",
     "fitting.estimators",
     "deployment",
-    "network.flower",
     "testing",
     "theory",
     "cli",
@@ -45,12 +44,10 @@ FOREIGN: dict[str, set[str]] = {
     "typer": {"cli"},
     "rich": {"cli"},
     "ray": {"network"},
-    "flwr": {"network.flower"},
-    "cryptography": {"aggregation", "network", "network.flower"},
+    "cryptography": {"aggregation", "network"},
     "websockets": {"network"},
     "torch": {"models.devices"},
     "triton": {"models.devices"},
-    "starlette": {"network.flower"},
     "threadpoolctl": {"cli", "fitting", "imputation"},
 }
 STANDARD = {

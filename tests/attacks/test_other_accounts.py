@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import shutil
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.deployments import FEDEM, MIXTURE, Deployment, mixture_tables
+from benchmarks.deployments import MIXTURE, Deployment, mixture_tables
 
 NOBODY = 65534
 pytestmark = pytest.mark.skipif(
@@ -22,7 +21,6 @@ pytestmark = pytest.mark.skipif(
 )
 CONFIG = (
     MIXTURE
-    + FEDEM
     + """
 [fit]
 tol = 0.0
@@ -31,8 +29,6 @@ rounds = {rounds}
 seed = 3
 [sites]
 expected = 3
-deadline = 60.0
-deliver = true
 """
 )
 ATTACK = """
@@ -40,17 +36,9 @@ import glob, json, os, re, ssl, sys
 import http.client
 folder, port, ca, account = sys.argv[1:]
 context = ssl.create_default_context(cafile=ca)
-flower = None
-try:
-    from flwr.proto import runtime_pb2 as asked
-    from flwr.supercore.interceptors.http import RuntimeTokenHttpInterceptor
-    from flwr.supercore.interceptors.http.runtime_version import RuntimeVersionHttpInterceptor
-    from flwr.supercore.runtime.runtime_http_client import RuntimeHttpClient as flower
-except ImportError:
-    pass
 os.setgroups([]); os.setgid(int(account)); os.setuid(int(account))
 
-found = {"lines": [], "readable": [], "tokens": [], "answers": {}}
+found = {"lines": [], "readable": [], "answers": {}}
 for name in glob.glob("/proc/[0-9]*/cmdline"):  # what ps shows to everybody
     try:
         line = open(name, "rb").read().replace(b"\\0", b" ").decode(errors="replace")
@@ -58,7 +46,6 @@ for name in glob.glob("/proc/[0-9]*/cmdline"):  # what ps shows to everybody
         continue
     if folder in line:
         found["lines"].append(line)
-        found["tokens"] += re.findall("--token[ =]([^ ]+)", line)
     try:
         found["lines"].append(open(name.replace("cmdline", "environ")).read())
     except OSError:
@@ -84,23 +71,6 @@ def call(path, **headers):
 paths = ["/v1/control/" + n for n in "list-nodes stop-run start-run start-automation".split()]
 for path in paths:
     found["answers"][path] = call(path)
-for token in found["tokens"]:
-    with flower.from_server_address(
-        "127.0.0.1:" + port, False, ca,
-        interceptors=[RuntimeVersionHttpInterceptor(component_name="ServerApp"),
-                      RuntimeTokenHttpInterceptor(token)],
-    ) as client:
-        for name in ("PullTaskInput", "GetNodes", "StartAutomation", "PushTaskOutput"):
-            kind = getattr(asked, name + "Request", None)
-            if kind is None:
-                from flwr.proto import control_pb2
-                kind = getattr(control_pb2, name + "Request")
-            try:
-                getattr(client, name)(kind())
-                found["answers"][name] = "done"
-            except Exception as error:
-                response = getattr(error, "response", None)
-                found["answers"][name] = getattr(response, "status_code", str(error)[:200])
 print(json.dumps(found))
 """
 
@@ -125,7 +95,7 @@ def attack(deployment: Deployment) -> dict[str, Any]:
 
 def secrets_of(folder: Path) -> dict[str, str]:
     """All that must stay with its owner, by its place."""
-    names = ("*/control.secret", "*/exec.secret", "*/page.secret", "*.key", "keys/*.key")
+    names = ("*/page.secret", "*.key", "keys/*.key")
     paths = (path for name in names for path in folder.glob(name))
     return {str(path.relative_to(folder)): path.read_text() for path in paths}
 
@@ -153,18 +123,3 @@ def test_another_account_finds_no_secret_and_no_state(folder: Path) -> None:
         check(found, deployment.folder)
         assert {"run/page.secret", "site-s0/page.secret"} <= {*secrets_of(deployment.folder)}
         assert 200 not in found["answers"].values()
-
-
-@pytest.mark.long
-@pytest.mark.skipif(importlib.util.find_spec("flwr") is None, reason="flower is not installed")
-def test_under_flower_a_token_from_the_list_of_processes_is_of_no_use(folder: Path) -> None:
-    """Without `LocalOnly` in front of the SuperLink, the stolen token is answered."""
-    text = CONFIG.format(rounds=6)
-    with Deployment(folder / "d", mixture_tables(3), text, "flower") as deployment:
-        deployment.start()
-        deployment.wait_for_round(2, 300)
-        found = attack(deployment)
-        check(found, deployment.folder)
-        assert found["tokens"], "Flower no longer shows its token: the guard may go"
-        assert {*found["answers"].values()} == {403}, found["answers"]
-        assert deployment.wait(180)["rounds"] == 6

@@ -337,31 +337,6 @@ def test_a_site_that_leaves_or_joins_between_two_fits_is_noticed(
     np.testing.assert_allclose(other.statistics, here.statistics, rtol=1e-9)
 
 
-def test_a_rehearsal_shows_what_would_be_sent(tmp_path: Path) -> None:
-    model, algorithm = make_model("diag"), emfed.FedEM(emfed.Dithering(3))
-    shown = emfed.fitting.rehearse(model, algorithm, TABLES[0], rules=OPEN, start="moments")
-    kinds = ["join", "reply", "reply", "answer", "answer"]  # the last: begin and end compared
-    assert [entry["kind"] for entry in shown] == kinds
-    assert "24 rows" in shown[0]["content"]
-    journal = tmp_path / "sent.jsonl"
-    sites = {
-        key: Site(table, tmp_path / key, journal=journal if key == "a" else None, rules=OPEN)
-        for key, table in zip(KEYS, TABLES, strict=True)
-    }
-    federation = RemoteFederation(LocalTransport(sites))
-    emfed.fit(model, None, algorithm, federation=federation, rounds=2, start="moments")
-    sent = [json.loads(line) for line in journal.read_text().splitlines()]
-    assert sent[0]["bytes"] == shown[0]["bytes"]
-    for real, rehearsed in zip(sent[1:], shown[1:], strict=True):
-        assert abs(real["bytes"] - rehearsed["bytes"]) <= 6
-    by_default = [entry["kind"] for entry in emfed.fitting.rehearse(model, None, TABLES[0])]
-    assert by_default.count("reply") > 4  # those of a k-means start too
-    refused = emfed.fitting.rehearse(
-        model, algorithm, TABLES[0], rules=SiteRules.loosest(models=())
-    )
-    assert [entry["kind"] for entry in refused] == ["refusal"]
-
-
 def test_data_of_several_workers_are_no_sites(tmp_path: Path) -> None:
     with pytest.raises(emfed.DataError, match="one worker"):
         Site(emfed.data.as_workers(TABLES), tmp_path)

@@ -11,17 +11,11 @@ import pytest
 from sklearn import datasets
 
 import emfed
-from emfed.core.protocols import FloatArray, View
+from emfed.core.protocols import FloatArray
 from emfed.core.records import RoundRecord
-from emfed.fitting import serve
 from emfed.fitting.moving import _pairs, merged_and_split, with_one_less, with_one_more
-from emfed.fitting.serving import _best_of
 from emfed.models.components import thin
-from emfed.network import (
-    LocalTransport,
-    Site,
-)
-from tests.helpers import OPEN, first
+from tests.helpers import first
 
 Tables = dict[str, FloatArray]
 
@@ -227,18 +221,6 @@ def test_a_range_is_led_on_from_its_best() -> None:
         assert chosen[1].best.converged
 
 
-def test_what_was_gained_before_a_stage_ends_is_handed_on() -> None:
-    """Of the candidate that is led on it is the best place so far, not where it was turned to."""
-    told = {"led_on": [1], "converged": [1, 0]}
-    about = {"hooks": {"candidates": told}, "view": View((1,)).describe()}
-    arrays = {f"hooks/candidates/{j}/statistics": np.full(j + 1, float(j)) for j in range(2)}
-    view, before = _best_of(arrays, about)
-    assert view.parts == (0, 1)
-    np.testing.assert_array_equal(before, [0.0, 1.0, 1.0])
-    _, gained = _best_of(arrays | {"kept": np.array([5.0, 6.0])}, about)
-    np.testing.assert_array_equal(gained, [0.0, 5.0, 6.0])
-
-
 def test_an_error_while_components_are_moved_carries_the_best() -> None:
     model, data, seed = CASES["diag"]
     ended = emfed.fit(model, data, seed=seed, moves=0)
@@ -255,26 +237,6 @@ def test_an_error_while_components_are_moved_carries_the_best() -> None:
         reached = vars(caught.value)["result"]
         assert reached.log_likelihood(rows) > ended.log_likelihood(rows) - 1e-5
         assert not reached.converged
-
-
-def test_a_fit_that_newcomers_join_is_led_on_for_all(tmp_path: Path) -> None:
-    """The stage before left the start of this one: nobody gave it, and it is no less led on."""
-    model, data, seed = CASES["diag"]
-    *names, late = data
-
-    def served(moves: int) -> emfed.Result:
-        where = tmp_path / str(moves)
-        sites = {name: Site(table, where / name, rules=OPEN) for name, table in data.items()}
-        transport = LocalTransport({name: sites[name] for name in names})
-        come = [lambda record: transport.sites.update({late: sites[late]})]
-        common: dict[str, Any] = {"seed": seed, "masks": False, "moves": moves}
-        found = serve(model, None, transport, where / "server", callbacks=come, **common)
-        assert found.stage == 2
-        assert found.result.converged
-        return found.result
-
-    before, after = (served(moves).log_likelihood(pooled(data)) for moves in (0, 3))
-    assert after > before + 0.04
 
 
 def test_of_many_components_the_nearest_pairs_are_tried() -> None:

@@ -21,7 +21,7 @@ from emfed.models.row_owner import RowOwner
 from emfed.models.site_owner import SiteOwner
 from emfed.network import LocalTransport, RemoteFederation, Site, SiteRules
 from emfed.network.keys import make_site_key
-from emfed.network.masking import pin_keys, roster_digest
+from emfed.network.roster import pin_keys, roster_digest
 from tests.helpers import OPEN, first
 from tests.network.masked import masked_sites
 from tests.network.networks import try_plan

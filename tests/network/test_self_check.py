@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from sklearn import datasets
 
 import emfed
-from emfed.deployment.joining import WebSocketSiteSupervisor
 from emfed.network.self_check import suspicions
 from tests.helpers import BARE
 
@@ -176,21 +175,6 @@ def test_a_site_that_the_model_does_not_fit_hears_of_it(tmp_path: Path) -> None:
     emfed.fit(emfed.gaussian_mixture(1), federation, scores=True)
     assert sites["a"].warnings == []
     assert any("fits the rows here clearly worse" in words for words in sites["b"].warnings)
-
-
-def test_the_output_of_join_shows_what_its_operator_should_look_at(tmp_path: Path) -> None:
-    guest = WebSocketSiteSupervisor("localhost:1", tmp_path, tmp_path / "rows.csv")
-    entries = [
-        {"kind": "warning", "round": 0, "bytes": 0, "content": "column 'kg': it looks wrong"},
-        {"kind": "join", "round": 0, "bytes": 90, "content": "5 rows"},
-    ]
-    guest.journal.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
-    shown: list[tuple[str, str]] = []
-    guest.tell(lambda kind, words: shown.append((kind, words)))
-    assert shown == [
-        ("look at your rows", "column 'kg': it looks wrong"),
-        ("sent", "join, 90 bytes: 5 rows"),
-    ]
 
 
 REAL = {

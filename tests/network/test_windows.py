@@ -14,8 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from emfed.core.errors import EmfedError
-from emfed.deployment.config import read_config
 from emfed.network import addresses
 from emfed.network.addresses import alone
 
@@ -66,13 +64,3 @@ def test_locks_are_those_of_windows_there(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(addresses.sys, "platform", "win32")
     with alone(tmp_path / "lock") as first, alone(tmp_path / "lock") as second:
         assert (first, second) == (True, False)
-
-
-def test_flower_says_no_on_windows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("flwr")
-    from emfed.network.flower.hosting import FlowerServerSupervisor
-
-    (tmp_path / "run.toml").write_text('[model]\nkind = "gaussian-mixture"\nn_components = 2\n')
-    monkeypatch.setattr(addresses.sys, "platform", "win32")
-    with pytest.raises(EmfedError, match="Windows"):
-        FlowerServerSupervisor(read_config(tmp_path / "run.toml"), insecure=True)

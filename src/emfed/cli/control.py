@@ -33,7 +33,7 @@ def _order(where: Path, words: str, **changes: Any) -> None:
     folder = folder_of(where)
     change_orders(folder, **changes)
     typer.echo(words)
-    if read_status(folder).get("state") == "finished" and "rounds" not in changes:
+    if read_status(folder).get("state") == "finished":
         typer.echo("emfed: this run is finished already: nothing changes", err=True)
 
 
@@ -60,7 +60,7 @@ def extend(
     where: Where,
     rounds: Annotated[int, typer.Argument(min=1, help="The new limit on rounds, in all.")],
 ) -> None:
-    """Set another limit on rounds; a run that ended at its limit goes on with `emfed serve`."""
+    """Set another limit on rounds, while the run goes on."""
     from emfed.core.errors import SettingsError
     from emfed.deployment.status import read_status
 
@@ -81,7 +81,7 @@ def expel(
     site: SiteName,
     why: Annotated[str, option("Words for the log and for people.")] = "",
 ) -> None:
-    """Take a site out: from the next round on its rows do not count."""
+    """Take a site out: the others go on without its rows."""
     from emfed.core.errors import SettingsError
     from emfed.deployment.status import read_status
     from emfed.network.addresses import printable

@@ -36,9 +36,10 @@ def serve(
     check: Annotated[
         bool, switch("--check", "Read the configuration, say what it means, and stop.")
     ] = False,
-    app_folder: Annotated[
-        Path | None, option("Write a Flower app for `flwr run` here, and stop.", names="--app")
-    ] = None,
+    relay: Annotated[
+        str,
+        option("The address of an `emfed relay` elsewhere; then nothing listens here."),
+    ] = "",
     json_output: Annotated[
         bool, switch("--json", "Print each change of state as a line of JSON.")
     ] = False,
@@ -47,66 +48,74 @@ def serve(
         bool, switch("--at-once", "Serve all files at the same time, over one port.")
     ] = False,
 ) -> None:
-    """Fit a model over a network: wait for sites, make rounds, write the model.
+    """Fit a model over a network: wait for sites, follow the fit with them, write the model.
 
-    Sites trust whoever runs this command, and its machine: masks hide a site from a server that
-    follows the protocol, not from a program that was changed (docs/what-the-server-learns.md).
+    The server adds what sites send and reads the sums, as an analyst. It chooses what is fitted,
+    and nothing that a site computes: every site follows the fit itself.
 
-    Started again after a crash it goes on where it was. Ctrl-C stops it; the same command resumes.
+    Started again after a crash it goes on where it was. Ctrl-C ends the run with what it has
+    reached; a second one stops at once, and the same command resumes.
     """
     from dataclasses import replace
 
-    from emfed.core.errors import SettingsError
     from emfed.deployment.config import read_config
-    from emfed.deployment.hosting import (
-        ServerSupervisor,
-        WebSocketServerSupervisor,
-        serve_at_once,
-    )
-    from emfed.deployment.status import logging_to, read_status
-    from emfed.network.addresses import terminated_as_interrupted
+    from emfed.deployment.hosting import place_of, serve
+    from emfed.deployment.status import read_status
+    from emfed.network.addresses import split_address, terminated_as_interrupted
 
     runs = []
-    for number, config in enumerate(configs, 1):
+    for config in configs:
         read = read_config(config)
         place = replace(read.server, host=host or read.server.host, port=port or read.server.port)
-        runs.append(replace(read, server=place, more=number < len(configs) and not at_once))
-    places = [str(run.place(name)) for run in runs for name in ("folder", "output")]
-    if len(set(places)) < len(places):
-        raise SettingsError("each run needs a folder and an output of its own, in [server].")
-    if app_folder is not None:
-        from emfed.network.flower.hosting import write_app
-
-        write_app(app_folder)
-        (app_folder / "emfed.toml").write_bytes(configs[0].read_bytes())
-        typer.echo(f"wrote {app_folder}; run it with: flwr run {app_folder}")
-        return
+        runs.append(replace(read, server=place))
+    if relay:
+        split_address(relay)
+    where = place_of(runs, insecure, relay)
     if check:
         for run in runs:
             typer.echo(json.dumps(_described(run), indent=1))
         return
-    if at_once:
-        with terminated_as_interrupted(), _interruptible():
-            told = [(run, _Progress(json_output, run.path.stem)) for run in runs]
-            serve_at_once(told, insecure=insecure, json_logs=json_logs)
-    for run in [] if at_once else runs:
-        kind: type[ServerSupervisor] = WebSocketServerSupervisor
-        if run.server.engine == "flower":
-            from emfed.network.flower.hosting import FlowerServerSupervisor
-
-            kind = FlowerServerSupervisor
-        server = kind(run, insecure=insecure)
-        with (
-            logging_to(run.place("folder") / "logs" / "serve.log", json_logs),
-            terminated_as_interrupted(),
-            _interruptible(),
-        ):
-            server.run(_Progress(json_output))
+    many = len(runs) > 1 and at_once
+    told = [(run, _Progress(json_output, run.path.stem if many else "")) for run in runs]
+    with terminated_as_interrupted(), _interruptible():
+        serve(told, where, at_once=at_once, json_logs=json_logs)
     for run in [] if json_output else runs:
         typer.echo(f"the model is in {run.place('output')}/")
     doubtful = [_doubts(read_status(run.place("folder")), json_output) for run in runs]
     if any(doubtful):
         raise typer.Exit(DOUBTFUL)
+
+
+def relay(
+    keys: Annotated[
+        Path,
+        typer.Argument(
+            metavar="KEYS", help="The folder of keys; server.key, server.pem, ca.pem and sites/."
+        ),
+    ] = Path("keys"),
+    host: Annotated[str, option("The address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, option("The port.", min=1, max=65535)] = 9400,
+    folder: Annotated[Path, option("Where it keeps the lists of all runs.")] = Path("relay"),
+    mailboxes: Annotated[
+        Path | None, option("Mailboxes of sites to which another platform carries messages.")
+    ] = None,
+    json_logs: JsonLogs = False,
+) -> None:
+    """Add up what sites send, for the runs of an analyst elsewhere, until Ctrl-C.
+
+    It reads no sum, has no key of any, and no model code is needed. The analyst says
+    `emfed serve run.toml --relay HOST:PORT`, with a folder of keys that has ca.key.
+    """
+    from emfed.deployment.relaying import serve_relay
+    from emfed.deployment.status import logging_to
+    from emfed.network.addresses import terminated_as_interrupted
+
+    with (
+        logging_to(folder / "logs" / "relay.log", json_logs),
+        terminated_as_interrupted(),
+        _interruptible(),
+    ):
+        serve_relay(keys, folder, host, port, typer.echo, mailboxes)
 
 
 @contextlib.contextmanager
@@ -174,12 +183,17 @@ class _Progress:
 def refusal_lines(status: dict[str, Any]) -> list[str]:
     """Who does not take part, and why; and what else the operator should mend."""
     refusals, out = (status.get("refusals") or {}).items(), status.get("out") or ()
-    lines = [f"{site} {'is out' if site in out else 'refuses'}: {why}" for site, why in refusals]
+    lines = [
+        f"{site} {'is out' if site in out else 'takes no part'}: {why}" for site, why in refusals
+    ]
     return [*lines, *([status["trouble"]] if status.get("trouble") else [])]
 
 
 def join(
-    address: Annotated[str, typer.Argument(help="The server's, like em.example.org:9400.")],
+    address: Annotated[
+        str,
+        typer.Argument(help="The server's, like em.example.org:9400; or mailbox:FOLDER."),
+    ],
     data: Annotated[Path, option("This site's rows: .csv, .tsv, .xlsx or .parquet.")],
     ca: Annotated[Path, option("The server's ca.pem, got by a way you trust.")] = Path("ca.pem"),
     key: Annotated[
@@ -192,15 +206,15 @@ def join(
     roster: Annotated[
         Path | None,
         option(
-            "Folder of everybody's NAME.pub (`emfed keys roster`), so that all answers are masked; "
-            "'roster' if there is one.",
+            "Folder of everybody's NAME.pub (`emfed keys roster`), whose signatures are checked; "
+            "'roster' if left out.",
         ),
     ] = None,
     folder: Annotated[
         Path | None, option("Where this site keeps memory and logs; site-NAME if left out.")
     ] = None,
     dry_run: Annotated[
-        bool, switch("--dry-run", "Show what would be sent, send nothing but a refusal.")
+        bool, switch("--dry-run", "Show what would be sent; send nothing about the rows.")
     ] = False,
     insecure: Annotated[
         bool, switch("--insecure", "No TLS, no key: to this machine only, for trials.")
@@ -224,40 +238,28 @@ def join(
     page: Annotated[int, option("The page's port on this machine; 0: any.", min=0, max=65535)] = 0,
     json_logs: JsonLogs = False,
     stay: Annotated[bool, switch("--stay", "Wait for the next run when one is over.")] = False,
-    engine: Annotated[
-        str, option("websocket; or flower, where the server's run.toml says so.")
-    ] = "websocket",
 ) -> None:
     """Take part with this site's rows: masked sums of statistics leave, under the owner's rules.
 
-    Masks hide the site from a server that follows the protocol. A server that lies can still read
-    rows of the site: join servers alone whose operator, machine and program you trust with them, or
-    write largest_epsilon into the rules (docs/what-the-server-learns.md).
+    The site follows each fit by itself, so no server can choose what it computes, and it writes the
+    model at the end: FOLDER/model.emfed (docs/what-the-server-learns.md).
 
     Runs until the run is over or until Ctrl-C, through crashes of its own and of the server. Every
-    message that leaves is shown here and kept in FOLDER/messages.jsonl. The model, if the run hands
-    it out, is FOLDER/model.emfed.
+    message that leaves is shown here and kept in FOLDER/messages.jsonl.
     """
-    from emfed.core.errors import SettingsError
     from emfed.data.files import TextForm
-    from emfed.deployment.joining import SiteSupervisor, WebSocketSiteSupervisor
-    from emfed.deployment.site import read_rules
+    from emfed.deployment.joining import Joining
+    from emfed.deployment.rehearsal import rehearse
+    from emfed.deployment.site import JOURNAL, read_rules
     from emfed.deployment.status import logging_to
     from emfed.network.addresses import terminated_as_interrupted
 
-    kind: type[SiteSupervisor] = WebSocketSiteSupervisor
-    if engine == "flower":
-        from emfed.network.flower.joining import FlowerSiteSupervisor
-
-        kind = FlowerSiteSupervisor
-    elif engine != "websocket":
-        raise SettingsError(f"--engine must be websocket or flower; got {engine!r}.")
     where = folder or Path(f"site-{(data if key is None else key).stem}")
     if dry_run:
         where /= "dry-run"  # the site itself may be at work, with other data or rules
     if roster is None and not insecure and Path("roster").is_dir():
         roster = Path("roster")
-    guest = kind(
+    guest = Joining(
         address,
         where,
         data,
@@ -265,7 +267,6 @@ def join(
         None if insecure else key,
         None if columns is None else listed(columns),
         read_rules(rules),
-        dry_run=dry_run,
         form=TextForm(separator, decimal, encoding, categories),
         device=device,
         roster=roster,
@@ -273,19 +274,34 @@ def join(
         page=page,
         seal=seal,
     )
+
+    def tell(kind: str, words: str) -> None:
+        typer.echo(f"{_clock()} {kind}: {words}")
+
     guest.check()
     logged = logging_to(where / "logs" / "join.log", json_logs)
     with logged, terminated_as_interrupted():
         try:
-            guest.run(lambda kind, words: typer.echo(f"{_clock()} {kind}: {words}"))
+            if dry_run:
+                rehearse(guest, tell)
+                return
+            outcome = guest.run(tell)
         except KeyboardInterrupt:
-            sent = (
-                "nothing but refusals was sent"
-                if dry_run
-                else f"what was sent is in {guest.journal}"
-            )
+            sent = "nothing about the rows was sent"
+            sent = sent if dry_run else f"what was sent is in {where / JOURNAL}"
             typer.echo(f"emfed: stopped; {sent}", err=True)
             raise typer.Exit(130) from None
+    for words in outcome.failed:
+        typer.echo(f"emfed: {words}", err=True)
+    for words in outcome.doubts:
+        typer.echo(f"emfed: THIS FIT DID NOT END WELL: {words}", err=True)
+    for code, reasons in (
+        (EXIT_ERROR, outcome.failed),
+        (EXIT_TOO_FEW, outcome.refused),
+        (DOUBTFUL, outcome.doubts),
+    ):
+        if reasons:
+            raise typer.Exit(code)
 
 
 def _clock() -> str:
@@ -403,9 +419,7 @@ def _tables(state: dict[str, Any]) -> list[tuple[str, list[str], list[list[Any]]
         [
             name,
             f"{'in' if s['in'] else 'not in'}, {'connected' if s['connected'] else 'away'}",
-            s["rows"],
             clock(s["last"]),
-            "" if s["seconds"] is None else f"{s['seconds']:.3f} s",
             s["refusal"],
         ]
         for name, s in (state.get("sites") or {}).items()
@@ -422,7 +436,7 @@ def _tables(state: dict[str, Any]) -> list[tuple[str, list[str], list[list[Any]]
     numbers = [[name, _short(value)[:160]] for name, value in components]
     rules = [[name, value] for name, value in (state.get("rules") or {}).items()]
     found = [
-        ("sites", ["site", "is", "rows", "last answer", "took", "refusal"], sites),
+        ("sites", ["site", "is", "last word", "why not"], sites),
         ("components", ["parameter", "value"], numbers),
         ("messages by kind", ["kind", "way", "messages", "bytes"], traffic),
         ("what left this site", ["when", "kind", "bytes", "content"], messages[:15]),
@@ -461,9 +475,6 @@ def doctor(
     ] = "run.toml",
     ca: Annotated[Path, option("The server's ca.pem, at a site.")] = Path("ca.pem"),
     key: Annotated[Path | None, option("The site's private key.")] = None,
-    engine: Annotated[
-        str, option("websocket; or flower, where the server's run.toml says so.")
-    ] = "websocket",
     json_output: Annotated[bool, switch("--json", "Print JSON.")] = False,
 ) -> None:
     """Say what is wrong at this end of a federation, and how to mend it.
@@ -476,7 +487,7 @@ def doctor(
     path = Path(where)
     folder = Path(f"site-{key.stem}") if key is not None else Path()
     server = path.exists() or path.suffix == ".toml"
-    found = list(look_at_server(path) if server else look_at_site(where, ca, key, folder, engine))
+    found = list(look_at_server(path) if server else look_at_site(where, ca, key, folder))
     if json_output:
         typer.echo(json.dumps([vars(finding) for finding in found]))
     for finding in [] if json_output else found:
@@ -497,8 +508,10 @@ def add_commands(app: typer.Typer) -> None:
                 "emfed serve run.toml --host 0.0.0.0",
                 "emfed serve first.toml second.toml",
                 "emfed serve first.toml second.toml --at-once",
+                "emfed serve run.toml --relay em.example.org:9400",
             ),
         ),
+        (relay, examples("emfed relay keys --host 0.0.0.0 --port 9400")),
         (
             join,
             examples(

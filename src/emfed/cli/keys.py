@@ -142,7 +142,7 @@ def roster(
     server must not be the one who vouches for them.
     """
     from emfed.network.keys import fingerprint, show_fingerprint
-    from emfed.network.masking import pin_keys, roster_digest
+    from emfed.network.roster import pin_keys, roster_digest
 
     found = pin_keys(public or [], out, digest, replace=replace)
     for name, key in found.items():

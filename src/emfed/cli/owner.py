@@ -69,15 +69,14 @@ def journal(folder: Folder) -> None:
 def erase(folder: Folder) -> None:
     """Forget everything that was computed from the rows, after some of them had to be erased.
 
-    Erase the rows in your own file first. This removes the site's copy of them and its memory of
-    all runs, and keeps the journal and what the server has spent of its allowance. The next `emfed
-    join` begins anew with the rows that are left; a masked run that was under way goes
-    on with them, and without masks the server takes the site for one with other data.
+    Erase the rows in your own file first. This removes the site's copy of them and its files of all
+    runs, and keeps the journal and what was spent of its allowances. The next `emfed join` takes
+    part in new runs with the rows that are left; from one that was under way the site is out.
     """
     from emfed.deployment.site import erase_site
 
     runs = erase_site(folder)
     typer.echo(
-        f"{time.strftime('%Y-%m-%d')}: the copy of the rows and the memory of {runs} runs are "
+        f"{time.strftime('%Y-%m-%d')}: the copy of the rows and what {runs} runs left are "
         "erased; models that were fitted before still count those rows"
     )

@@ -1,10 +1,9 @@
 """The owner's word about each fit, where the owner's rules ask for it.
 
-A fit is what a hello names: the model with all its settings, the columns, whether answers are
-masked, whether sites count alike, and the epsilon and delta of a private one. The first hello of a
-fit puts the question into the site's folder; until the owner has answered, the server hears "not
-now" and asks again later. An answer holds for every later run of the same fit, until the owner
-takes it back.
+A fit is what signed settings name: the model with all its settings, the columns, whether sums are
+masked, and the epsilon and delta of a private one. The first run of a fit puts the question into
+the site's folder; until the owner has answered, nothing is said of it. An answer holds for every
+later run of the same fit, until the owner takes it back.
 """
 
 from __future__ import annotations
@@ -18,10 +17,8 @@ from typing import Any
 
 from emfed.core.errors import SettingsError
 from emfed.core.storage import read_json_file, write_atomic
-from emfed.core.wire import Reason, as_json
+from emfed.core.wire.text import as_json
 from emfed.network.addresses import alone, printable
-from emfed.network.rules import Refusal
-from emfed.network.texts import privacy_of
 
 APPROVALS = "approvals.json"
 MOST_PENDING = 20
@@ -32,16 +29,16 @@ def describe_fit(content: Mapping[str, Any]) -> str:
     """What a fit is, in words for its owner."""
     model = content.get("model")
     about = dict(model) if isinstance(model, Mapping) else {}
-    kind, columns = about.pop("model", "?"), content.get("columns")
+    kind, columns = about.pop("model", None) or about.pop("kind", "?"), content.get("columns")
     settings = ", ".join(f"{name} {value}" for name, value in sorted(about.items()))
     which = "all columns" if not columns else f"the columns {', '.join(map(str, columns))}"
-    masked = "masked" if content.get("masks") else "not masked"
-    privacy = privacy_of(content)
-    noise = "without noise, not private: a server that lies can read rows"
-    if privacy is not None:
-        noise = f"private: epsilon {privacy.epsilon:g}, delta {privacy.delta:g}"
+    masked = "masked" if content.get("masks") else "not masked: all members read this site's"
+    noise = "without noise, not private"
+    if content.get("privacy") is not None:
+        epsilon, delta = content["privacy"]
+        noise = f"private: epsilon {epsilon:g}, delta {delta:g}"
     alike = "" if content.get("weights") is None else "; sites count alike"
-    words = f"{kind} ({settings}), of {which}{alike}; answers are {masked}; {noise}"
+    words = f"{kind} ({settings}), of {which}{alike}; sums are {masked}; {noise}"
     return printable(words[:2000])
 
 
@@ -101,14 +98,3 @@ def owners_word(folder: Path, content: Mapping[str, Any]) -> bool | None:
             write_atomic(folder / APPROVALS, (json.dumps(found, indent=1) + "\n").encode())
     answer = about.get("answer")
     return answer if isinstance(answer, bool) else None
-
-
-def check_approved(folder: Path, content: Mapping[str, Any]) -> None:
-    """Refuse a fit that the owner has not agreed to; the first time, put the question."""
-    word = owners_word(folder, content)
-    if word is None:
-        raise Refusal(
-            Reason.NOT_NOW, "the owner has been asked about this fit, and has not answered."
-        )
-    if not word:
-        raise Refusal(Reason.REFUSED, "the owner does not take part in this fit.")

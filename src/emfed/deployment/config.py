@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, final
+from typing import Any, final
 
+from emfed.aggregation.lattice import SMALLEST_SET
 from emfed.core.configuration import check_keys, read_settings
 from emfed.core.errors import SettingsError, check_count, check_range
 from emfed.core.noise import SITES_DRAW
 from emfed.core.privacy import Privacy
 from emfed.fitting.settings import FitSettings
 from emfed.fitting.words import read_words
-from emfed.network.masking import SMALLEST_SET
 
 
 @final
@@ -24,28 +25,24 @@ class SiteSettings:
     expected: int = 1
     """The run begins when so many are there, or after ``wait`` seconds with ``minimum``."""
     minimum: int | None = None
-    """Answers that a round needs; half of those expected if left out. A masked sum needs three
+    """Sites with which it begins then; half of those expected if left out. A masked sum needs three
     sites at least, whatever is said here (`Config.fewest`)."""
-    deadline: float = 120.0
-    """Seconds in which a message is answered or counts as lost."""
-    attempts: int = 5
     wait: float = 600.0
+    wait_for: float = 180.0
+    """Seconds that the others wait for a site that is away before they go on without it."""
     give_up: float = 86400.0
-    """Seconds without enough sites after which the run ends, to be resumed."""
+    """Seconds without a sum after which the server ends, to be started again."""
     give_up_refused: float = 300.0
     """The same where so many refuse that those who are left are too few."""
     admit: bool = True
     """Whether sites that come later are let in."""
-    deliver: bool = False
-    """Whether every site that took part gets the model file at the end."""
     farewell: float = 60.0
-    """Seconds for which the server waits at the end for members that are away, to tell them."""
+    """Seconds for which the server waits at the end for sites that are away, to tell them."""
 
     def __post_init__(self) -> None:
         check_count("expected", self.expected)
-        check_count("attempts", self.attempts)
-        for name in ("deadline", "wait", "give_up", "give_up_refused", "farewell"):
-            check_range(name, getattr(self, name), 0, 1e9, open_low=name == "deadline")
+        for name in ("wait", "wait_for", "give_up", "give_up_refused", "farewell"):
+            check_range(name, getattr(self, name), 0, 1e9)
         if self.minimum is not None and not 1 <= self.minimum <= self.expected:
             raise SettingsError(
                 f"minimum must lie between 1 and expected, {self.expected}; got {self.minimum}."
@@ -53,7 +50,7 @@ class SiteSettings:
 
     @property
     def fewest(self) -> int:
-        """Answers that a round needs, by these settings alone."""
+        """Sites that the beginning needs, by these settings alone."""
         return (self.expected + 1) // 2 if self.minimum is None else self.minimum
 
 
@@ -85,15 +82,15 @@ PORT = 9400
 @final
 @dataclass(frozen=True, kw_only=True)
 class ServerSettings:
-    """``[server]``: which engine, where it listens, and its folders, relative to the file."""
+    """``[server]``: where it listens, and its folders, relative to the file."""
 
-    engine: Literal["websocket", "flower"] = "websocket"
-    """What carries messages; Flower is for consortia that run it already."""
     host: str = "127.0.0.1"
     port: int = PORT
     keys: str = "keys"
     folder: str = "run"
     output: str = "model"
+    mailboxes: str = ""
+    """A folder of mailboxes, for sites to which another platform carries messages."""
     page: int = PORT + 1
     """The port of the page, on this machine's own address; another if it is taken."""
     report: bool = True
@@ -116,8 +113,6 @@ class Config:
     server: ServerSettings
     said: dict[str, Any]
     """The tables that must not change while a run goes on."""
-    more: bool = False
-    """Whether another run follows on the same server, so that sites stay."""
 
     def masked(self, secure: bool = True) -> bool:
         """Whether sites mask what they send; ``secure``: they are known by keys."""
@@ -134,13 +129,29 @@ class Config:
         """A folder of the server's, by its key."""
         return self.path.parent / str(getattr(self.server, name))
 
-    def fixed(self) -> dict[str, Any]:
-        """What a run keeps from its beginning to its end; limits may change in between."""
-        fit = {k: v for k, v in self.said["fit"].items() if k not in LIMITS}
-        return {**self.said, "fit": fit}
+
+GONE = {
+    "deliver": "every site comes to the model itself and writes it: delete this line",
+    "deadline": (
+        "nobody asks and answers any more: write wait_for, the seconds that a site may be away"
+    ),
+    "attempts": "nobody asks and answers any more: delete this line",
+    "engine": (
+        "sites call over WebSockets, and other platforms carry messages between mailboxes "
+        "(docs/platforms.md): delete this line, and write mailboxes where a platform carries them"
+    ),
+}
+"""Keys of release 0.1 that are refused, and what takes their place."""
+AS_IT_IS = {"deliver": True, "engine": "websocket"}
+"""Their values that ask for what every run does: these are passed over."""
 
 
-LIMITS = ("rounds", "epochs", "max_bytes", "seconds", "tol", "field_tol")
+def _still_known(table: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """A table without keys of release 0.1; raises `SettingsError` for one that asks for more."""
+    for name in GONE.keys() & table.keys():
+        if table[name] != AS_IT_IS.get(name, "nothing"):
+            raise SettingsError(f"{where}: {name} is no setting any more: {GONE[name]}.")
+    return {name: value for name, value in table.items() if name not in GONE}
 
 
 def read_config(path: str | Path) -> Config:
@@ -155,7 +166,8 @@ def read_config(path: str | Path) -> Config:
     for name, part in table.items():
         if not isinstance(part, dict):
             raise SettingsError(f"{where}: {name} must be a table, [{name}]; got {part!r}.")
-    sites = dict(table.get("sites", {}))
+    sites = _still_known(table.get("sites", {}), f"{where}, [sites]")
+    server = _still_known(table.get("server", {}), f"{where}, [server]")
     columns = sites.pop("columns", None)
     if columns is not None and not (
         isinstance(columns, list) and columns and all(isinstance(c, str) for c in columns)
@@ -174,6 +186,6 @@ def read_config(path: str | Path) -> Config:
         path,
         settings,
         read_settings(sites, f"{where}, [sites]", SiteSettings),
-        read_settings(table.get("server", {}), f"{where}, [server]", ServerSettings),
+        read_settings(server, f"{where}, [server]", ServerSettings),
         {**said, "columns": columns},
     )

@@ -249,7 +249,7 @@ def _as_json(state: Mapping[str, Any]) -> str:
 
 
 SILENT_SECONDS = 60.0
-"""A run that goes on and says nothing for so long, besides a round's deadline, has stalled."""
+"""A run that goes on and says nothing for so long, besides the wait for a site, has stalled."""
 
 
 def health(state: Mapping[str, Any]) -> tuple[bool, list[str]]:
@@ -260,7 +260,7 @@ def health(state: Mapping[str, Any]) -> tuple[bool, list[str]]:
         bad.append(f"the run failed: {state.get('error', '')}")
     if status in ("running", "waiting") and not state.get("working", True):
         bad.append("no server works on the run")
-    allowed = SILENT_SECONDS + float(state.get("deadline") or 0.0)
+    allowed = SILENT_SECONDS + float(state.get("wait_for") or 0.0)
     if status == "running" and now - float(state.get("time") or now) > allowed:
         bad.append(f"no round came to its end in {now - float(state['time']):.0f} s")
     if status == "waiting":
@@ -268,7 +268,7 @@ def health(state: Mapping[str, Any]) -> tuple[bool, list[str]]:
     bad += [f"it did not end well: {doubt}" for doubt in state.get("doubts") or ()]
     if (days := state.get("certificate_days", WARNING_DAYS)) < WARNING_DAYS:
         words.append(f"the certificate lasts {days} days: renew it with `emfed keys server`")
-    words += [state[name] for name in ("late", "trouble") if state.get(name)]
+    words += [state["trouble"]] if state.get("trouble") else []
     for name, site in (state.get("sites") or {}).items():
         if site["refusal"]:
             words.append(f"{name}: {site['refusal']}")
@@ -299,8 +299,9 @@ def metrics(state: Mapping[str, Any]) -> str:
     )
     add("round", "gauge", "The last round.", {"": state.get("round")})
     add("round_limit", "gauge", "The limit on rounds.", {"": state.get("rounds")})
-    add("round_seconds", "gauge", "Seconds of the last round.", {"": state.get("seconds")})
-    add("answered", "gauge", "Sites that answered the last round.", {"": state.get("answered")})
+    counted = state.get("counted") or {}
+    add("sites_counted", "gauge", "Sites in the sums.", {"": counted.get("sites")})
+    add("rows_counted", "gauge", "Rows in the sums.", {"": counted.get("rows")})
     add("squared_H", "gauge", "The squared length of the mean field.", {"": state.get("squared_H")})
     gain = "What a round gains per row: nats, of k-means squared distance."
     add("gain", "gauge", gain, {"": state.get("gain")})
@@ -311,9 +312,7 @@ def metrics(state: Mapping[str, Any]) -> str:
     add("last_word_seconds", "gauge", "When the run last said something.", {"": state.get("time")})
     for column, about in (
         ("connected", "Whether a site is connected."),
-        ("rows", "Rows of a site."),
-        ("last", "When a site last answered."),
-        ("seconds", "How long its last answer took."),
+        ("last", "When a site last said anything."),
     ):
         kept = {f'{{site="{name}"}}': site[column] for name, site in sites.items()}
         rows = {k: int(v) if isinstance(v, bool) else v for k, v in kept.items()}

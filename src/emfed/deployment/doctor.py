@@ -121,9 +121,7 @@ def _can_listen(host: str, port: int) -> Finding:
     return Finding(True, f"port: {join_address(host, port)} is free")
 
 
-def look_at_site(
-    address: str, ca: Path, key: Path | None, folder: Path, engine: str = "websocket"
-) -> Iterator[Finding]:
+def look_at_site(address: str, ca: Path, key: Path | None, folder: Path) -> Iterator[Finding]:
     """A site's end: from its files to the server's word on whether it knows the key."""
     yield from _machine(folder if folder.exists() else Path())
     closed = _closed_to_us((folder, os.R_OK | os.W_OK))
@@ -165,19 +163,17 @@ def look_at_site(
     for last in _greeting(host, port, ca):
         yield last
     if key is not None and key.exists() and ca.exists() and last.what.startswith("clock"):
-        yield _known(address, ca, key, engine)
+        yield _known(address, ca, key)
 
 
-def _known(address: str, ca: Path, key: Path, engine: str) -> Finding:
+def _known(address: str, ca: Path, key: Path) -> Finding:
     """Whether the server would let this key in; asking takes nobody's place."""
-    from emfed.network.websocket.client import SiteConnection
+    from emfed.network.exchange.member_line import MemberLine
 
-    if engine == "flower":
-        return Finding(True, "key: over Flower, `emfed join` says whether the server knows it")
     try:
-        name = key.stem
-        site = SiteConnection(address, bytes, key=key, authority=ca, name=name)
-        known, words = site.ask_whether_known()
+        options = {"key": key, "authority": ca, "name": key.stem}
+        line = MemberLine(address, lambda data: None, lambda: None, **options)
+        known, words = line.ask_whether_known()
     except EmfedError as error:
         known, words = False, str(error)
     mend = "send NAME.pub to the server's people, who say `emfed keys add NAME.pub`"

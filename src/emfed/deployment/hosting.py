@@ -1,279 +1,302 @@
-"""``emfed serve``: a folder for one run, and the server over WebSockets."""
+"""``emfed serve``: a relay, and the analyst of any number of runs beside it."""
 
 from __future__ import annotations
 
-import json
+import contextlib
 import logging
-import secrets
 import threading
-import time
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, final
 
 from emfed.core.errors import EmfedError, SettingsError
-from emfed.core.storage import read_json_file, remove_torn, write_atomic
 from emfed.core.version import __version__
+from emfed.deployment.analyst import AnalystRun, document_of, recognise
 from emfed.deployment.config import Config
 from emfed.deployment.console import Console
-from emfed.deployment.orders import Orders, StandingOrders
-from emfed.deployment.serving import AtOnce, serve_run
-from emfed.deployment.site import MODEL
-from emfed.deployment.status import (
-    HOST_LOCK,
-    LOCK,
-    NO_ROOM,
-    Status,
-    StatusReport,
-    logging_to,
-    read_status,
-)
+from emfed.deployment.relaying import RUNS, SEEN, mailboxes_of
+from emfed.deployment.results import draw_report
+from emfed.deployment.status import LOCK, StatusReport, logging_to, read_status
 from emfed.deployment.views import run_view, status_line
-from emfed.network.addresses import alone, check_insecure_server
-from emfed.network.keys import check_certificate, days_left
-
-if TYPE_CHECKING:
-    from emfed.network.websocket.server import WebSocketTransport
+from emfed.network.addresses import Terminated, alone, check_insecure_server
+from emfed.network.exchange.identities import KeySigner, TrialMembers, TrialSigner
+from emfed.network.exchange.member_line import MemberLine
+from emfed.network.exchange.member_runs import MemberRuns
+from emfed.network.exchange.relay import Relay
+from emfed.network.exchange.relay_server import RelayServer
+from emfed.network.exchange.statements import Roster, Signer
+from emfed.network.keys import ANALYST, check_certificate, days_left
+from emfed.network.roster import SeenMembers
 
 logger = logging.getLogger(__name__)
+LOOK_SECONDS = 0.1
+"""Between two looks at the runs: signals are heard between them."""
 HANDOVER_SECONDS = 5.0
 """Time that another `emfed serve` in our folder has to end."""
-CLOSING_SECONDS = 5.0
-"""Time for a run's thread to notice that its server is closed."""
-REPORT = "report.html"
-
-
-def _when(status: Mapping[str, Any]) -> str:
-    """When a status was said, in the words of a log."""
-    return datetime.fromtimestamp(float(status.get("time") or 0)).strftime("%Y-%m-%d %H:%M:%S")
-
-
-def _goes_on(status: Mapping[str, Any], orders: Orders) -> bool:
-    """Whether a finished run has rounds to make: a limit above those made, and no reason to end."""
-    ended = orders.finish or status.get("converged")
-    return not ended and (orders.rounds or 0) > status.get("round", 0)
-
-
-class ServerSupervisor(ABC):
-    """The server's side of a deployment, from start to end; started again, it goes on."""
-
-    def __init__(self, config: Config, *, insecure: bool = False) -> None:
-        self.config, self.folder = config, config.place("folder")
-        self.keys = None if insecure else config.place("keys")
-        self.name = secrets.token_hex(8)
-        if self.keys is None:
-            check_insecure_server(config.server.host)
-        else:
-            check_certificate(self.keys / "server.pem")
-
-    @final
-    def run(self, report: StatusReport) -> None:
-        """Work until the model is there; raises `EmfedError` if that cannot be."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self.folder.chmod(0o700)  # what sites said of their rows is in there
-        lock = self.folder / HOST_LOCK
-        words = f"another `emfed serve` works in {self.folder}"
-
-        def waiting() -> None:
-            report({"state": "waiting", "why": f"{words}; waiting for it to end"})
-
-        with alone(lock, HANDOVER_SECONDS, waiting) as mine:
-            if not mine:
-                raise EmfedError(f"{words}: stop it, or give this run a folder of its own.")
-            lock.write_text(self.name, encoding="utf-8")
-            remove_torn(self.folder, ("configuration.json",))
-            recognise(self.folder, self.config)
-            status = read_status(self.folder)
-            self._say_hello(status)
-            if status.get("state") == "finished":
-                if status.get("rounds", 0) < (self.config.settings.rounds or 0):
-                    logger.warning("the run is finished; `rounds` has no effect any more")
-                if _goes_on(status, StandingOrders(self.folder).read()):
-                    Status(self.folder).say("waiting", why="the run goes on to a new limit")
-                else:
-                    report(status)
-                    if not status.get("untold"):
-                        return
-                    Status(self.folder).say("finished", told=False)
-            self.folder.joinpath("page.port").unlink(missing_ok=True)
-            try:
-                with Console(self.folder, self.config.server.page, self.view):
-                    self.work(report)
-            except KeyboardInterrupt:
-                logger.warning("the server ends by a signal; the same command goes on")
-                raise
-            except OSError as error:
-                if error.errno not in NO_ROOM:
-                    raise
-                raise EmfedError(
-                    f"{self.folder} has no room ({error.strerror}): make some; the same command "
-                    "goes on from here."
-                ) from None
-            if self.config.server.report and read_status(self.folder).get("state") == "finished":
-                draw_report(self.config)
-
-    def _say_hello(self, status: Mapping[str, Any]) -> None:
-        """Log that a server begins; one that was killed leaves no word of its own."""
-        words = f"emfed {__version__} begins to serve {self.config.path.name}"
-        if status.get("state") in ("running", "waiting", "paused"):
-            words += f"; the server before it said last, {_when(status)}: {status_line(status)}"
-        logger.info("%s", words)
-
-    @final
-    def view(self) -> dict[str, Any]:
-        """What the page shows."""
-        about: dict[str, Any] = {"deadline": self.config.sites.deadline}
-        if self.keys is not None:
-            about["certificate_days"] = days_left(self.keys / "server.pem")
-        return run_view(self.folder, self.config.path.name, **about)
-
-    @abstractmethod
-    def work(self, report: StatusReport) -> None:
-        """Do it; the folder is ours alone."""
+ENDING = "the run ends after the exchange under way; Ctrl-C once more stops at once"
 
 
 @final
-class WebSocketServerSupervisor(ServerSupervisor):
-    """The server in this process, over WebSockets.
+@dataclass(frozen=True)
+class Place:
+    """Where a server listens, and with whose keys.
 
-    ``shared`` is a transport that several runs use at once; without one it listens for itself.
+    Parameters
+    ----------
+    host, port : str, int
+        Where sites call.
+    keys : Path or None
+        The folder of keys; None: a trial on this machine.
+    relay : str
+        The address of a relay elsewhere, where this is an analyst alone.
+    mailboxes : Path, optional
+        Mailboxes of sites to which another platform carries messages.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        *,
-        insecure: bool = False,
-        shared: tuple[WebSocketTransport, AtOnce] | None = None,
-    ) -> None:
-        super().__init__(config, insecure=insecure)
-        self._shared = shared
+    host: str
+    port: int
+    keys: Path | None
+    relay: str = ""
+    mailboxes: Path | None = None
 
-    def work(self, report: StatusReport) -> None:
-        """Listen, and serve the run."""
-        with alone(self.folder / LOCK, HANDOVER_SECONDS) as mine:
-            if not mine:
-                raise EmfedError(f"another server works in {self.folder}.")
-            status, secure = Status(self.folder, report), self.keys is not None
-            if self._shared is not None:
-                server, others = self._shared
-                serve_run(server.channel(), self.config, status, secure, others)
-                return
-            finished, transport = False, listen_for(self.config, self.keys)
-            try:
-                serve_run(transport, self.config, status, secure)
-                finished = not self.config.more
-            finally:
-                transport.close(finished)
+    def check(self) -> None:
+        """Refuse what no site could join."""
+        if self.keys is None:
+            check_insecure_server(self.host)
+        elif not self.relay:
+            check_certificate(self.keys / "server.pem")
 
 
-def listen_for(config: Config, keys: Path | None) -> WebSocketTransport:
-    """The port of a configuration."""
-    from emfed.network.websocket.server import WebSocketTransport
-
-    return WebSocketTransport(config.server.host, config.server.port, keys)
-
-
-def _check_together(runs: Sequence[Config]) -> None:
-    """Raise `SettingsError` unless these runs can share one port."""
-    first = runs[0]
-    for run in runs:
-        for name in ("host", "port", "keys", "engine"):
-            if getattr(run.server, name) != getattr(first.server, name):
+def place_of(configs: Sequence[Config], insecure: bool = False, relay: str = "") -> Place:
+    """The one port, folder of keys and mailboxes that these runs share."""
+    first = configs[0]
+    for one in configs:
+        for name in ("host", "port", "keys", "mailboxes"):
+            if getattr(one.server, name) != getattr(first.server, name):
                 raise SettingsError(
-                    f"runs at once share one port: {name} in [server] differs between "
-                    f"{first.path.name} and {run.path.name}."
+                    f"runs of one server share one port: {name} in [server] differs between "
+                    f"{first.path.name} and {one.path.name}."
                 )
-    if first.server.engine != "websocket":
-        raise SettingsError('runs at once need engine = "websocket" in [server].')
-    if len({str(run.path) for run in runs}) < len(runs):
+    if len({str(one.path) for one in configs}) < len(configs):
         raise SettingsError("a file was named twice.")
+    places = [str(one.place(name)) for one in configs for name in ("folder", "output")]
+    if len({*places}) < len(places):
+        raise SettingsError("each run needs a folder and an output of its own, in [server].")
+    keys = None if insecure else first.place("keys")
+    boxes = first.place("mailboxes") if first.server.mailboxes else None
+    return Place(first.server.host, first.server.port, keys, relay, boxes)
 
 
-def serve_at_once(
-    runs: Sequence[tuple[Config, StatusReport]], *, insecure: bool = False, json_logs: bool = False
+def serve(
+    runs: Sequence[tuple[Config, StatusReport]],
+    place: Place,
+    *,
+    at_once: bool = False,
+    json_logs: bool = False,
+    make: Callable[..., Relay] = Relay,
+    stop: threading.Event | None = None,
 ) -> None:
-    """Serve several runs over one port, each in its folder, with a thread and a log of its own.
+    """Fit what all of these say, one after the other or at once, and leave the models.
 
-    A site has one connection, one folder and one count of answers for all of them, so its owner's
-    rules hold over all. (A server each would need a folder each at every site, and what is limited
-    over all runs would be limited in each.) A run that fails leaves the others alone; its error is
-    raised when they have ended.
+    Raises the first error of a run that could not come to its end, when all are over. Ctrl-C ends
+    runs with what they have reached; a second one, SIGTERM, or ``stop`` from another thread, stops
+    at once.
     """
-    first, names = runs[0][0], {str(run.path) for run, _ in runs}
-    _check_together([run for run, _ in runs])
-    others = AtOnce(names)
-    errors: list[EmfedError] = []
-
-    def work(config: Config, supervisor: WebSocketServerSupervisor, report: StatusReport) -> None:
-        name, log = str(config.path), config.place("folder") / "logs" / "serve.log"
-        try:
-            with logging_to(log, json_logs, leave_out=names - {name}):
-                supervisor.run(report)
-        except EmfedError as error:
-            errors.append(error)
-            report({"state": "failed", "error": str(error)})
-        except Exception as error:  # its log has it in full
-            errors.append(EmfedError(f"{config.path.name}: {error}"))
-        except KeyboardInterrupt:  # the server is closed: the same command goes on
-            return
-        finally:
-            others.leave(name)
-
-    server, threads = listen_for(first, None if insecure else first.place("keys")), []
-    try:
-        for run, report in runs:
-            one = WebSocketServerSupervisor(run, insecure=insecure, shared=(server, others))
-            # A daemon: what a run has on disk is whole at any moment.
-            given, name = (run, one, report), str(run.path)
-            threads.append(threading.Thread(target=work, name=name, args=given, daemon=True))
-        for thread in threads:
-            thread.start()
-        while any(thread.is_alive() for thread in threads):
-            time.sleep(0.1)  # short: signals are heard between two of them
-    finally:
-        server.close(finished=not errors and not others.going)
-        for thread in threads:
-            if thread.is_alive():
-                thread.join(CLOSING_SECONDS)
+    place.check()
+    with contextlib.ExitStack() as stack:
+        for config, report in runs:
+            stack.enter_context(_in_folder(config, place, report, json_logs))
+        serving = _Serving(runs, place, at_once, make)
+        serving.run(threading.Event() if stop is None else stop)
+        errors = serving.errors
+    for config, _ in runs:
+        if config.server.report and read_status(config.place("folder")).get("state") == "finished":
+            draw_report(config)
     if errors:
         raise errors[0]
 
 
-_DRAWING = threading.Lock()
+@contextlib.contextmanager
+def _in_folder(
+    config: Config, place: Place, report: StatusReport, json_logs: bool
+) -> Iterator[None]:
+    """Within, the folder of a run is ours, with its log and its page."""
+    folder = config.place("folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    folder.chmod(0o700)  # what sites said of their rows is in there
+    words = f"another `emfed serve` works in {folder}"
+
+    def waiting() -> None:
+        report({"state": "waiting", "why": f"{words}; waiting for it to end"})
+
+    def view() -> dict[str, Any]:
+        about: dict[str, Any] = {}
+        if place.keys is not None and not place.relay:
+            about["certificate_days"] = days_left(place.keys / "server.pem")
+        return run_view(folder, config.path.name, **about)
+
+    logged = logging_to(folder / "logs" / "serve.log", json_logs)
+    with logged, alone(folder / LOCK, HANDOVER_SECONDS, waiting) as mine:
+        if not mine:
+            raise EmfedError(f"{words}: stop it, or give this run a folder of its own.")
+        recognise(folder, config, document_of(config, place.keys is not None))
+        status = read_status(folder)
+        said = f"emfed {__version__} begins to serve {config.path.name}"
+        if status.get("state") in ("running", "waiting", "paused"):
+            when = datetime.fromtimestamp(float(status.get("time") or 0))
+            said += f"; the server before it said last, {when:%Y-%m-%d %H:%M:%S}: "
+            said += status_line(status)
+        logger.info("%s", said)
+        folder.joinpath("page.port").unlink(missing_ok=True)
+        with Console(folder, config.server.page, view):
+            yield
 
 
-def draw_report(config: Config) -> None:
-    """Draw the report beside the model; sites are told by now, and the model stays what it is."""
-    from emfed.artifacts.result import load
+@final
+class _Serving:
+    """The runs of one server, from the first look to the last word to sites."""
 
-    output = config.place("output")
+    def __init__(
+        self,
+        runs: Sequence[tuple[Config, StatusReport]],
+        place: Place,
+        at_once: bool,
+        make: Callable[..., Relay],
+    ) -> None:
+        first = runs[0][0].place("folder")
+        self._place, self._at_once, self._make = place, at_once, make
+        roster: Roster = TrialMembers()
+        signer: Signer = TrialSigner(ANALYST)
+        if place.keys is not None:
+            roster = SeenMembers(place.keys, first / SEEN)
+            signer = KeySigner.of_analyst(place.keys)
+        self._roster, self._signer, self._folder = roster, signer, first / RUNS
+        self._server: RelayServer | None = None
+        about: dict[str, Any] = {"secure": place.keys is not None, "contacts": self._contacts}
+        self.runs = [
+            AnalystRun(config, signer, roster, report=report, **about) for config, report in runs
+        ]
+        self._finished = {
+            run.name for run in self.runs if read_status(run.folder).get("state") == "finished"
+        }
+        self._told_more: bool | None = None
+
+    def _contacts(self) -> Mapping[str, float]:
+        return {} if self._server is None else self._server.contacts
+
+    @property
+    def errors(self) -> list[EmfedError]:
+        """What went wrong, in the order of the runs."""
+        return [run.error for run in self.runs if run.error is not None]
+
+    def run(self, stop: threading.Event) -> None:
+        """Work until all runs are over, and sites know it."""
+        if all(run.name in self._finished and not _untold(run) for run in self.runs):
+            for run in self.runs:
+                run.status.repeat()
+            return
+        with self._connected() as members:
+            try:
+                self._work(members, stop)
+            finally:
+                members.stop()
+
+    @contextlib.contextmanager
+    def _connected(self) -> Iterator[MemberRuns]:
+        """A relay beside the analyst, or a line to one that is elsewhere."""
+        members: MemberRuns
+        place = self._place
+        if place.relay:
+            line = MemberLine(
+                place.relay,
+                lambda message: members.received(message),
+                lambda: members.connected(),
+                key=None if place.keys is None else place.keys / "ca.key",
+                authority=None if place.keys is None else place.keys / "ca.pem",
+                name=ANALYST,
+            )
+            members = MemberRuns(line.send)
+            with _calling(line):
+                yield members
+            return
+        homes = {run.name: run.folder / RUNS for run in self.runs}
+        options: dict[str, Any] = {"homes": homes, "more": True}
+        doors = (place.host, place.port, place.keys, self._roster)
+        server = self._server = RelayServer(*doors, self._folder, self._make, **options)
+        try:
+            members = MemberRuns(server.attach(ANALYST, lambda message: members.received(message)))
+            with mailboxes_of(server, place.mailboxes, place.keys):
+                yield members
+        finally:  # sites call again, unless there is nothing to come back for
+            server.close(finished=all(run.end is not None for run in self.runs))
+
+    def _work(self, members: MemberRuns, stop: threading.Event) -> None:
+        """Look at the runs, again and again."""
+        waiting, stopping = [*self.runs], False
+        going: list[AnalystRun] = []
+        while waiting or going:
+            if waiting and (self._at_once or not going):
+                going += waiting if self._at_once else waiting[:1]
+                waiting = [] if self._at_once else waiting[1:]
+            try:
+                for run in going:
+                    run.look(members)
+                self._say_more(members, bool(waiting) or not all(one.announced for one in going))
+                going = self._told(going)
+                if stop.wait(LOOK_SECONDS):
+                    raise Terminated
+            except KeyboardInterrupt as signal:
+                under_way = [run for run in going if run.begun and not run.over]
+                if stopping or isinstance(signal, Terminated) or not under_way:
+                    logger.warning("the server ends by a signal; the same command goes on")
+                    raise
+                stopping, waiting = True, []
+                for run in going:
+                    run.interrupted = True
+                under_way[0].status.tell(ENDING)
+
+    def _say_more(self, members: MemberRuns, more: bool) -> None:
+        if more != self._told_more and members.here is not None:
+            self._told_more = more
+            members.say_more(more)
+
+    def _told(self, going: list[AnalystRun]) -> list[AnalystRun]:
+        """The runs that are not over, or whose sites are still to be told so."""
+        left = []
+        for run in going:
+            if not run.over:
+                left.append(run)
+            elif run.end is not None and self._server is not None:
+                untold = run.still_untold(self._server.untold(run.name))
+                run.say_untold(untold)
+                left += [run] if untold and not run.waited_to_tell else []
+        return left
+
+
+@contextlib.contextmanager
+def _calling(line: MemberLine) -> Iterator[None]:
+    """Within, a thread stays connected to a relay."""
+    leave = threading.Event()
+
+    def call() -> None:
+        try:
+            line.run(leave, lambda kind, words: logger.info("%s", words))
+        except EmfedError as error:
+            failed.append(error)
+
+    failed: list[EmfedError] = []
+    thread = threading.Thread(target=call, name="emfed-line", daemon=True)
+    thread.start()
     try:
-        with _DRAWING:  # matplotlib's, for runs that end at once
-            load(output / MODEL).report(output / REPORT, title=config.path.stem)
-    except Exception:  # fonts, a full disk: the run is over and its model whole
-        logger.exception("the report could not be drawn; `emfed report` draws it from the model")
+        yield
+    finally:
+        leave.set()
+        thread.join()
+    if failed:
+        raise failed[0]
 
 
-def recognise(folder: Path, config: Config) -> None:
-    """Refuse a folder that holds another run than the configuration's."""
-    path, ours = folder / "configuration.json", config.fixed()
-    if not path.exists():
-        write_atomic(path, (json.dumps(ours, indent=1) + "\n").encode())
-        return
-    try:
-        theirs = dict(read_json_file(path))
-    except (ValueError, TypeError):
-        raise SettingsError(
-            f"{path} is damaged: put it back from a backup. If {config.path.name} is what this run "
-            "began with, deleting it does as well."
-        ) from None
-    changed = [name for name in ours if ours[name] != theirs.get(name)]
-    if changed:
-        raise SettingsError(
-            f"{folder} holds a run with another {' and '.join(changed)} than "
-            f"{config.path.name} says: put that back, or give the new run a folder and an "
-            "output of its own ([server] folder and output)."
-        )
+def _untold(run: AnalystRun) -> bool:
+    return bool(read_status(run.folder).get("untold"))

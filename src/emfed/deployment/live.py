@@ -43,10 +43,10 @@ from emfed.network.exchange.virtual import (
 from emfed.network.journal import Journal
 from emfed.network.keys import ANALYST, check_site_name
 from emfed.network.live import AskedRun, Conductor, LiveSites, numbered
-from emfed.network.masking import read_roster
 from emfed.network.owner_rules import SiteRules
-from emfed.network.site import StateReport
+from emfed.network.roster import read_roster
 from emfed.network.spending import SiteMemory, noise_key
+from emfed.network.websocket.client import StateReport
 
 RUNS, MEMORY = "runs", "memory"
 JOURNAL, MODEL = "messages.jsonl", "model.emfed"

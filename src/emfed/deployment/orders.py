@@ -1,8 +1,9 @@
 """What the operator wants of a run that goes on: pause, finish, more rounds, somebody out.
 
 It is one small file in the run's folder, which only its owner may enter. `emfed control` changes
-it; the server reads it at every round and while it waits. What it says holds until it is changed,
-through crashes and under every engine. There is no port to protect and nothing to be repeated.
+it; the analyst's program reads it again and again, and signs what sites have not heard. What it
+says holds until it is changed, through crashes. There is no port to protect and nothing to be
+repeated.
 
 Decision: docs/decisions/025-operating-a-run.md
 """
@@ -21,11 +22,9 @@ from emfed.core.configuration import read_settings
 from emfed.core.errors import EmfedError, SettingsError
 from emfed.core.storage import read_json_file, write_atomic
 from emfed.network.addresses import alone, printable
-from emfed.network.keys import site_keys
 
 logger = logging.getLogger(__name__)
 ORDERS = "orders.json"
-REMOVED = "its key was removed at the server"
 
 
 @final
@@ -92,7 +91,13 @@ class StandingOrders:
         """Why the file tells nothing now, in words; empty if it does."""
 
     def read(self) -> Orders:
-        """What holds now; what is new, or wrong with the file, is logged once."""
+        """What holds now; what is new, or wrong with the file, is logged once.
+
+        Where the file is deleted meanwhile, what was said before holds until there is another one:
+        nobody is let in again by a file that is gone.
+        """
+        if self._known and not (self.folder / ORDERS).exists():
+            return self._held
         try:
             orders = read_orders(self.folder)
         except (SettingsError, OSError) as error:
@@ -123,43 +128,3 @@ def _news(before: Orders, now: Orders) -> list[str]:
         elif why != before.expelled.get(name):
             told.append(f"{name} is out: {why}")
     return told
-
-
-@final
-class Door:
-    """Who is shut out of a run: by an order, or because its key is gone from the server's folder.
-
-    Both can be taken back, and the site returns.
-    """
-
-    def __init__(self, orders: StandingOrders | None, keys: Path | None) -> None:
-        self._orders, self._keys = orders, keys
-        self._seen: tuple[object, ...] = ()
-        self._out: dict[str, str] = {}
-
-    def may_join(self) -> set[str]:
-        """Everybody whose key is in the server's folder; nobody where there are no keys."""
-        return set() if self._keys is None else {*site_keys(self._keys)}
-
-    def out(self, known: set[str]) -> dict[str, str]:
-        """Who of these, and why; files are read again when they have changed."""
-        orders = self._orders
-        if orders is None:
-            return self._out
-        places = [orders.folder / ORDERS, *([] if self._keys is None else [self._keys / "sites"])]
-        seen = (len(known), *map(_changed, places))
-        if seen != self._seen:
-            self._out = dict(orders.read().expelled)
-            if self._keys is not None:
-                good = site_keys(self._keys)
-                self._out |= {name: REMOVED for name in known if name not in good}
-            self._seen = () if orders.trouble else seen
-        return self._out
-
-
-def _changed(path: Path) -> int:
-    """When a file or folder last changed."""
-    try:
-        return path.stat().st_mtime_ns
-    except FileNotFoundError:
-        return 0

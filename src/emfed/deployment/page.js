@@ -78,11 +78,15 @@ function show(state) {
   for (const section of document.querySelectorAll("[data-part]"))
     section.hidden = !state[section.dataset.part] || !Object.keys(state[section.dataset.part]).length;
   fill("sites", Object.entries(state.sites || {}).map(([name, s]) => [name,
-    (s.in ? "in" : "not in") + (s.connected ? ", connected" : ", away"), s.rows, clock(s.last),
-    s.seconds === null ? "" : `${short(s.seconds)} s`, s.refusal]));
+    (s.in ? "in" : "not in") + (s.connected ? ", connected" : ", away"), clock(s.last), s.refusal]));
+  const counted = state.counted, began = state.began;
+  at("counted").textContent = counted && began
+    ? `${counted.sites} of ${began.sites} sites that began are in the model, with ${counted.rows} of ${began.rows} rows.` : "";
+  at("unconfirmed").textContent = state.state === "finished"
+    ? "All sites have signed this model." : "Unconfirmed: all sites sign the model at the end.";
   fill("traffic", Object.entries(state.traffic || {}).flatMap(([way, kinds]) =>
     Object.entries(kinds).map(([kind, row]) => [kind, way, row[0], size(row[1])])));
-  fill("messages", (state.messages || []).map((m) => [m.time, m.kind, ["reply", "masked"].includes(m.kind) ? m.round ?? "" : "", m.bytes, m.content]));
+  fill("messages", (state.messages || []).map((m) => [m.time, m.kind, m.bytes, m.content]));
   fill("rules", Object.entries(state.rules || {}).map(([name, value]) => [name, value === null ? "no limit" : value]));
   const left = [];
   if (typeof state.gain === "number") left.push(`A round gains ${short(state.gain)} ${state.per_row || "nats per row"}.`);

@@ -8,48 +8,32 @@ import os
 import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, fields
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from emfed.algorithms import AutoEM
 from emfed.core.configuration import check_keys
-from emfed.core.errors import DataError, EmfedError, SettingsError
+from emfed.core.errors import DataError, SettingsError
 from emfed.core.protocols import FloatArray
 from emfed.core.storage import DISK, Disk, read_json_file, write_atomic
-from emfed.core.wire import (
-    Kind,
-    Reason,
-    decode_text,
-    encode_refusal,
-    is_short,
-    kind_of,
-    peek,
-    seal_refusal,
-)
 from emfed.data import Column, ParquetRows, Schema, Source, WorkerData, read
 from emfed.data.files import PLAIN, TextForm
 from emfed.data.reader import open_tables
 from emfed.data.workers import as_workers, of_file
-from emfed.deployment.approval import check_approved
-from emfed.fitting.serving import rehearse
-from emfed.models import build_model
-from emfed.network import Site, SiteRules
 from emfed.network.addresses import alone
+from emfed.network.exchange.frames import is_run
 from emfed.network.journal import Journal
 from emfed.network.keys import SealedDisk, read_seal
-from emfed.network.masking import SiteIdentity
-from emfed.network.rules import Refusal
-from emfed.network.site import check_ask
-from emfed.network.store import FILES, runs_in
-from emfed.network.sums import FIRST_QUESTION
-from emfed.network.texts import privacy_of
+from emfed.network.owner_rules import GONE, SiteRules
+from emfed.network.spending import SiteMemory
 
-MODEL, MEMORY = "model.emfed", "memory"
-JOURNAL, REHEARSAL = "messages.jsonl", "dry-run.jsonl"
-"""Every message that left the site; every kind of message that would."""
+MODEL, TABLE = "model.emfed", "table.emfed"
+"""What a run leaves: a fitted model, or a table that members filled together."""
+MEMORY, RUNS, JOURNAL = "memory", "runs", "messages.jsonl"
+"""In a site's folder: what it has told and spent, the files of runs, every message that left."""
+KEPT = ("answered", "secret", "spent", "company", "described", "fits")
+"""The files of its memory."""
 
 
 def read_rules(path: Path | None) -> SiteRules:
@@ -60,13 +44,10 @@ def read_rules(path: Path | None) -> SiteRules:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SettingsError(f"{path}: not a TOML file ({error}).") from None
-    check_keys(table, [field.name for field in fields(SiteRules)], path.name)
-    optional = {f.name for f in fields(SiteRules) if "None" in str(f.type)}
-    said: dict[str, Any] = {
-        name: None if v is False and name in optional else v for name, v in table.items()
-    }
+    known = ["preset", *GONE, *(field.name for field in fields(SiteRules))]
+    check_keys(table, known, path.name)
     try:
-        return SiteRules(**said)
+        return SiteRules.read(table)
     except (SettingsError, TypeError) as error:
         raise SettingsError(f"{path.name}: {error}") from None
 
@@ -125,7 +106,7 @@ def _write_rows(path: Path, rows: FloatArray, seal: Path | None) -> None:
     beside.replace(path)
 
 
-def _disk(about: Mapping[str, Any]) -> Disk:
+def disk_of(about: Mapping[str, Any]) -> Disk:
     """Where the site keeps what it must not lose, encrypted if the owner wants that."""
     return SealedDisk(read_seal(Path(about["seal"]))) if "seal" in about else DISK
 
@@ -133,11 +114,12 @@ def _disk(about: Mapping[str, Any]) -> Disk:
 def seal_files(folder: Path, seal: Path | None, rules: SiteRules) -> int:
     """Encrypt what a site kept before it had a secret; returns how many files that were.
 
-    A folder that is sealed already is refused without its own secret, before any run meets it.
+    A folder that is sealed already is refused without its own secret, before any run meets it. (The
+    files of runs are sealed as they are opened, see `RecordFile`.)
     """
     places = [folder / MEMORY]
     places += [] if rules.second_ledger is None else [Path(rules.second_ledger)]
-    files = [p for place in places for p in sorted(place.rglob("*")) if p.name in FILES]
+    files = [place / name for place in places for name in KEPT if (place / name).is_file()]
     try:
         sealed = "seal" in read_about(folder)["data"]
     except (FileNotFoundError, SettingsError):  # what cannot be opened may be another secret's
@@ -155,26 +137,33 @@ def seal_files(folder: Path, seal: Path | None, rules: SiteRules) -> int:
                 raise
             write_atomic(path, path.read_bytes(), disk)
             done += 1
+    _forget_old_runs(folder)
     return done
 
 
-def write_site(
-    folder: Path,
-    data: Mapping[str, Any],
-    rules: SiteRules,
-    columns: list[str] | None,
-    masks: tuple[Path, Path] | None = None,
-) -> None:
-    """Leave what the site's program needs, in a form that is quick to read for every message.
+def _forget_old_runs(folder: Path) -> int:
+    """Remove what runs of release 0.1 left: nothing goes on from it."""
+    old = [path for path in (folder / MEMORY).glob("*") if path.is_dir()]
+    for run in old:
+        for left in run.iterdir():
+            _overwrite(left)
+        run.rmdir()
+    return len(old)
 
-    ``masks`` are the site's private key and its folder of everybody's public keys.
-    """
-    about = {
-        "masks": None if masks is None else [str(path.resolve()) for path in masks],
-        "data": dict(data),
-        "columns": columns,
-        "rules": asdict(rules),
-    }
+
+def site_memory(folder: Path, about: Mapping[str, Any], rules: SiteRules) -> SiteMemory:
+    """What a site has told and spent, over all runs."""
+    copies = [] if rules.second_ledger is None else [Path(rules.second_ledger)]
+    disk = disk_of(about)
+    disk.make_directory(folder / MEMORY)
+    return SiteMemory(folder / MEMORY, disk, copies)
+
+
+def write_site(
+    folder: Path, data: Mapping[str, Any], rules: SiteRules, columns: list[str] | None
+) -> None:
+    """Leave what others of this machine read of a site: where its rows are, and its rules."""
+    about = {"data": dict(data), "columns": columns, "rules": asdict(rules)}
     write_atomic(folder / "site.json", (json.dumps(about, indent=1) + "\n").encode())
 
 
@@ -192,27 +181,6 @@ def read_about(folder: Path) -> dict[str, Any]:
     return about
 
 
-def open_site(folder: Path) -> Site:
-    """The site that `write_site` described."""
-    about = read_about(folder)
-    site = Site(
-        read_rows(about["data"]),
-        folder / MEMORY,
-        rules=SiteRules(**about["rules"]),
-        journal=folder / JOURNAL,
-        columns=about["columns"],
-        device=about["data"].get("device"),
-        disk=_disk(about["data"]),
-        identity=None
-        if about.get("masks") is None
-        else SiteIdentity.read(*map(Path, about["masks"])),
-    )
-    site.delivered = folder / MODEL
-    if site.rules.ask_first:
-        site.approve = partial(check_approved, folder)
-    return site
-
-
 def erase_site(folder: Path) -> int:
     """Remove the copy of the rows and all that follows from them; returns the number of runs.
 
@@ -224,17 +192,15 @@ def erase_site(folder: Path) -> int:
     with alone(folder / "join.lock") as mine:
         if not mine:
             raise SettingsError(f"`emfed join` works in {folder}: stop it first.")
-        memory = folder / MEMORY
-        runs = runs_in(memory)
-        for path in runs:
-            for left in path.iterdir():
-                _overwrite(left)
-            path.rmdir()
-        for name in ("rows.npy", ".rows.npy.new", REHEARSAL, "memory/described"):
+        runs = [path for path in (folder / RUNS).glob("*.sqlite") if is_run(path.stem)]
+        for path in (folder / RUNS).glob("*"):
+            _overwrite(path)
+        old = _forget_old_runs(folder)
+        for name in ("rows.npy", ".rows.npy.new", "memory/described"):
             _overwrite(folder / name)
-        words = f"the owner erased rows: the memory of {len(runs)} runs is gone"
+        words = f"the owner erased rows: what {len(runs) + old} runs left is gone"
         Journal(folder / JOURNAL).write(kind="erased", run="", round=None, bytes=0, content=words)
-    return len(runs)
+    return len(runs) + old
 
 
 def _overwrite(path: Path) -> None:
@@ -253,7 +219,7 @@ def read_rows(about: Mapping[str, Any]) -> Any:
     if "parquet" in about:
         found = as_workers({"site": ParquetRows(about["parquet"], about["columns"])})
     else:
-        sealed = _disk(about).read(Path(about["rows"])) or b"" if "seal" in about else None
+        sealed = disk_of(about).read(Path(about["rows"])) or b"" if "seal" in about else None
         try:
             if sealed is None:
                 rows = np.load(about["rows"], mmap_mode="r")
@@ -267,44 +233,6 @@ def read_rows(about: Mapping[str, Any]) -> Any:
     return of_file(found, about.get("first_line"), about.get("left_out"))
 
 
-def look_first(folder: Path, message: bytes) -> bytes:
-    """Answer nothing but "not now", and leave in ``dry-run.jsonl`` what would have been sent.
-
-    The server's hello names the model and the columns; what follows is rehearsed here, as a fit
-    with no settings.
-    """
-    refusal = encode_refusal(Reason.NOT_NOW, "the owner is looking first.")
-    answer = seal_refusal(message, refusal)
-    if is_short(message) or kind_of(message) is not Kind.HELLO:
-        return answer
-    about, hello = read_about(folder), decode_text(peek(message)[1])
-    rules, rows = SiteRules(**about["rules"]), read_rows(about["data"])
-    try:
-        hidden = hello.get("masks") is True or privacy_of(hello) is not None
-        check_ask(rules, hello.get("model"), rows, hidden)
-        lines = rehearse(
-            build_model(hello.get("model")),
-            AutoEM(),
-            rows,
-            rules=rules,
-            columns=hello.get("columns") or about["columns"],
-            listed=about["columns"],
-            scores=True,
-        )
-    except (EmfedError, Refusal) as error:  # other columns than the run's, or an impossible ask
-        lines = [{"kind": "refusal", "bytes": 0, "content": str(error)}]
-    words = "that was the rehearsal, and nothing but a refusal was sent"
-    if hello.get("masks") is True:
-        words += "; in this run such numbers leave masked, as parts of sums over all sites"
-    lines.append({"kind": "end", "content": words})
-    text = "".join(json.dumps(line) + "\n" for line in lines)
-    write_atomic(folder / REHEARSAL, text.encode())
-    return answer
-
-
 def describe(entry: Mapping[str, Any]) -> str:
-    """A line of the journal in words; only replies belong to a round."""
-    number = entry["round"]  # journals of older releases have one on every line
-    in_round = entry["kind"] in ("reply", "masked") and (number or FIRST_QUESTION) < FIRST_QUESTION
-    when = f", round {number}" if in_round else ""
-    return f"{entry['kind']}{when}, {entry['bytes']} bytes: {entry['content']}"
+    """A line of the journal in words."""
+    return f"{entry['kind']}, {entry['bytes']} bytes: {entry['content']}"

@@ -16,7 +16,7 @@ from emfed.deployment.console import health, page_address
 from emfed.deployment.site import JOURNAL, MEMORY, read_about
 from emfed.deployment.status import LOCK, read_status
 from emfed.network.addresses import alone
-from emfed.network.rules import SiteRules
+from emfed.network.owner_rules import SiteRules
 from emfed.network.spending import Allowance
 
 LAST_MESSAGES = 100
@@ -25,17 +25,14 @@ LAST_MESSAGES = 100
 
 def status_line(status: Mapping[str, Any]) -> str:
     """Where a run stands, in one line."""
-    line, late = _line(status), status.get("late")
-    return f"{line}; {late}" if line and late else line
-
-
-def _line(status: Mapping[str, Any]) -> str:
-    state = status.get("state")
+    state, why = status.get("state"), status.get("why", "")
     if state in ("waiting", "paused"):
         after = f" after round {status['round']}" if state == "paused" and "round" in status else ""
-        return f"{state}{after}: {status.get('why', '')}"
+        return f"{state}{after}: {why}"
     if state == "failed":
         return f"failed: {status.get('error', '')}"
+    if state == "told":
+        return str(why)
     if state == "running" and "round" not in status:
         return "the run begins"
     if state not in ("running", "finished"):
@@ -43,25 +40,44 @@ def _line(status: Mapping[str, Any]) -> str:
     sent = f"{status.get('up', 0) / 1000:.1f} kB up, {status.get('down', 0) / 1000:.1f} kB down"
     if raw := status.get("raw"):
         sent += f" (the rows themselves are {raw / 1000:,.1f} kB)"
-    stages = status.get("stages", 1)
-    tail = f", in {stages} stages" if stages > 1 else ""
-    tail += f"; {status['chosen']} components were chosen" if status.get("chosen") else ""
-    if state == "finished" and status.get("why"):  # who is still to be told, or was not
-        tail += f"; {status['why']}"
-    if state == "finished" and status.get("converged") and not status.get("doubts"):
-        # Without |H|²: the last round is often a step that only looked whether more is to be had.
-        rounds = status.get("round", 0)
-        return f"finished: converged after {rounds} rounds, {sent}, start included{tail}"
-    squared = status.get("squared_H")
-    size = "" if squared is None else f", |H|² {squared:.2e}"
-    ended = "finished, but not well" if status.get("doubts") else "finished"
-    head = f"{ended}: " if state == "finished" else ""
-    if state == "finished" and status.get("stopped") == "callback":
-        head += "ended by the operator, "
-    asked = status.get("asked")  # not known just after a resumption
-    answers = f"{status.get('answered', 0)} of {asked} sites answered, " if asked else ""
-    where = f"round {status.get('round', 0)} of {status.get('rounds', '?')}"
-    return f"{head}{where}{size}, {answers}{sent}{tail}"
+    if state == "running":
+        return f"{_round(status)}, {sent}"
+    parts = [_ending(status), f"{sent}, start included", _counted(status)]
+    if status.get("chosen"):
+        parts.append(f"{status['chosen']} components were chosen")
+    return "; ".join([", ".join(parts[:2]), *filter(None, [*parts[2:], why])])
+
+
+def _round(status: Mapping[str, Any]) -> str:
+    """The last round; nothing of it is sure before all sites have signed the end."""
+    gain, left = status.get("gain"), status.get("left")
+    words = f"round {status.get('round', 0)} of {status.get('rounds', '?')}"
+    words += "" if gain is None else f", EM gains {gain:.2g} {status.get('per_row', '')}"
+    return words + ("" if left is None else f", about {left:.1g} left")
+
+
+def _ending(status: Mapping[str, Any]) -> str:
+    """How a run that is over ended."""
+    rounds, good = status.get("round"), not status.get("doubts")
+    if rounds is None:
+        return "finished"
+    if status.get("converged") and good:
+        return f"finished: converged after {rounds} rounds"
+    ended = "finished" if good else "finished, but not well"
+    whose = "ended by the operator, " if status.get("stopped") == "callback" else ""
+    return f"{ended}: {whose}round {rounds} of {status.get('rounds', '?')}"
+
+
+def _counted(status: Mapping[str, Any]) -> str:
+    """Who of those that began is in the model, where that is not everybody."""
+    began, counted = status.get("began") or {}, status.get("counted") or {}
+    if not began or began == counted:
+        return ""
+    whom = ", ".join(f"{name}: {why}" for name, why in (status.get("refusals") or {}).items())
+    return (
+        f"{counted.get('sites')} sites with {counted.get('rows')} rows are in the model, of "
+        f"{began['sites']} with {began['rows']} that began" + (f" ({whom})" if whom else "")
+    )
 
 
 def run_view(folder: Path, title: str = "", **about: Any) -> dict[str, Any]:

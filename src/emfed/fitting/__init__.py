@@ -4,7 +4,6 @@ from emfed.core.records import Records, RoundRecord
 from emfed.fitting.face import fit, open_run, select_components
 from emfed.fitting.rounds import Run
 from emfed.fitting.selection import Selection
-from emfed.fitting.serving import Served, rehearse, serve
 from emfed.fitting.settings import FitSettings
 from emfed.fitting.stopping import Monitor, Stop
 
@@ -15,11 +14,8 @@ __all__ = [
     "RoundRecord",
     "Run",
     "Selection",
-    "Served",
     "Stop",
     "fit",
     "open_run",
-    "rehearse",
     "select_components",
-    "serve",
 ]

@@ -15,6 +15,7 @@ from emfed.aggregation.simulated import charge
 from emfed.artifacts.company import LEAST_SHARE, Company
 from emfed.artifacts.facts import Facts
 from emfed.artifacts.result import Result, load
+from emfed.core.configuration import TOML
 from emfed.core.errors import SettingsError
 from emfed.core.ledger import DIRECTIONS, KINDS, Ledger
 from emfed.core.noise import SITES_DRAW
@@ -24,6 +25,7 @@ from emfed.fitting.chronicle import Chronicle
 from emfed.fitting.fitted import Fitted
 from emfed.fitting.following import Conclusion, follow
 from emfed.fitting.in_process import concluded, ending, of_named_columns
+from emfed.fitting.selection import with_setting
 from emfed.fitting.settings import FitSettings
 from emfed.fitting.stopping import Callback
 from emfed.fitting.words import read_words
@@ -207,7 +209,10 @@ class FitProgram:
             return b""
         with tempfile.TemporaryDirectory(prefix="emfed-") as folder:
             path = Path(folder) / "state.emfed"
-            reached.fitted().result.save(path)
+            fitted = reached.fitted()
+            remarks = [TOML(remark) for remark in fitted.remarks]
+            kept = with_setting(fitted.result, "remarks", remarks) if remarks else fitted.result
+            kept.save(path)
             return path.read_bytes()
 
     def digest(self, reached: Reached) -> bytes:

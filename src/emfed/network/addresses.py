@@ -120,9 +120,15 @@ REPEAT_SECONDS = 0.05
 """Before a signal that a destructor swallowed is raised again: it has ended by then."""
 
 
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, where Ctrl-C means something else."""
+
+
 @contextlib.contextmanager
 def terminated_as_interrupted() -> Iterator[None]:
     """Within, SIGTERM and Ctrl-C both raise KeyboardInterrupt at once, and every ``finally`` runs.
+
+    SIGTERM raises `Terminated`, which is one.
 
     (`fit` would take Ctrl-C as the wish to end well after the round; a run over a network is rather
     to be gone on with.) Only the main thread hears signals; elsewhere this does nothing.
@@ -133,7 +139,7 @@ def terminated_as_interrupted() -> Iterator[None]:
     def interrupt(number: int, _: object) -> None:
         nonlocal last
         last = signal.Signals(number)
-        raise KeyboardInterrupt
+        raise Terminated if last is signal.SIGTERM else KeyboardInterrupt
 
     if threading.current_thread() is not threading.main_thread():
         yield

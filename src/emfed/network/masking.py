@@ -53,18 +53,15 @@ from numpy.typing import NDArray
 
 from emfed.core.errors import SettingsError, WireError
 from emfed.core.privacy import Bits
-from emfed.core.storage import write_atomic
 from emfed.network.keys import (
     PrivateKey,
     PublicKey,
-    check_site_name,
-    fingerprint,
     make_private_key,
     read_private_key,
-    read_public_key,
     sign,
     verify,
 )
+from emfed.network.roster import read_roster
 
 Words = NDArray[Any]
 """Integers modulo 2^bits: machine words up to 64 bits, Python's integers beyond."""
@@ -110,56 +107,6 @@ class SiteIdentity:
         private = {name: make_private_key() for name in names}
         public = {name: key.public_key() for name, key in private.items()}
         return {name: cls(name, key, public) for name, key in private.items()}
-
-
-def read_roster(folder: Path) -> dict[str, PublicKey]:
-    """The public keys of a folder, by name of the site."""
-    return {check_site_name(p.stem): read_public_key(p) for p in sorted(folder.glob("*.pub"))}
-
-
-def pin_keys(
-    public: Sequence[Path], folder: Path, digest: str | None = None, *, replace: bool = False
-) -> dict[str, PublicKey]:
-    """Add public keys to a site's roster; gives all that are pinned.
-
-    Nothing is written if a site's key is another than the one pinned before (unless ``replace``
-    says so), or if the whole has not the ``digest`` that another site read out.
-    """
-    found = read_roster(folder)
-    for path in public:
-        if path.suffix != ".pub":
-            raise SettingsError(f"{path}: a public key is called NAME.pub, after its site.")
-        name, key = check_site_name(path.stem), read_public_key(path)
-        if not replace and found.get(name, key) != key:
-            raise SettingsError(
-                f"{folder} holds another key of {name} than {path}: ask {name} which is right, and "
-                "say --replace if it made a new one."
-            )
-        found[name] = key
-    if digest is not None and _letters(digest) != _letters(roster_digest(found)):
-        raise SettingsError(
-            f"these keys have the digest {roster_digest(found)}, not {digest}: some site's key is "
-            "another here, or missing. Compare the fingerprints one by one."
-        )
-    folder.mkdir(parents=True, exist_ok=True)
-    for path in public:
-        write_atomic(folder / f"{path.stem}.pub", path.read_bytes())
-    return found
-
-
-def _letters(digest: str) -> str:
-    """What people read to each other, whatever stands between."""
-    return "".join(c for c in digest.lower() if c.isalnum())
-
-
-def roster_digest(roster: Mapping[str, PublicKey]) -> str:
-    """A digest of everybody's names and keys, for people to compare by a way they trust."""
-    told = b"".join(
-        name.encode() + b"\0" + fingerprint(key) for name, key in sorted(roster.items())
-    )
-    # 128 bits in eight groups: whoever wants other keys under one digest must find a preimage.
-    read_out = hashlib.sha256(told).hexdigest()[:32]
-    return "-".join(read_out[at : at + 4] for at in range(0, 32, 4))
 
 
 @final

@@ -26,8 +26,8 @@ WORDS = {
 }
 
 
-def journal_post(journal: Journal, follower: Follower, post: bytes) -> None:
-    """Write down what leaves, before it does.
+def journal_post(journal: Journal, follower: Follower, post: bytes) -> dict[str, Any]:
+    """Write down what leaves, before it does; gives the line, which is empty for what says nothing.
 
     Of a part: the exchange and attempt, the ask in words, the digest of the state that it is about,
     and the sites that add up. With the list of sums that is all that its numbers depend on.
@@ -35,7 +35,7 @@ def journal_post(journal: Journal, follower: Follower, post: bytes) -> None:
     about = Post.decode(post)
     kind = StatementKind(about.kind)
     if kind in SILENT:
-        return
+        return {}
     transcript = follower.transcript
     line: dict[str, Any] = {"kind": kind.name.lower(), "run": transcript.agreement.run}
     line |= {"bytes": len(post), "content": _words(kind, about.body)}
@@ -51,6 +51,7 @@ def journal_post(journal: Journal, follower: Follower, post: bytes) -> None:
             "masked": transcript.agreement.masked,
         }
     journal.write(**line)
+    return line
 
 
 def _words(kind: StatementKind, body: bytes) -> str:

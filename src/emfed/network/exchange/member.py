@@ -249,6 +249,11 @@ class Follower:
         return tuple(self._me.silent)
 
     @property
+    def silent_since(self) -> dict[str, float]:
+        """The same, with when each of them spoke last."""
+        return dict(self._me.silent)
+
+    @property
     def result(self) -> Any:
         """What the fit came to, if it returned; `Ended.final` says when it is final."""
         return self.fit.result

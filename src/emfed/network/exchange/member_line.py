@@ -9,9 +9,8 @@ from typing import Any, final
 
 from websockets.exceptions import ConnectionClosed
 
-from emfed.network.site import StateReport
 from emfed.network.websocket.background import SiteLine
-from emfed.network.websocket.client import Caller
+from emfed.network.websocket.client import Caller, StateReport
 
 MOST_WAITING = 64
 """Posts that wait for a slow line: the oldest is lost first, and said again if it still matters."""

@@ -33,11 +33,14 @@ class RunMember:
         From what it keeps to its state machine.
     watcher : Watcher
         Who looks on.
+    seal : bytes, optional
+        A secret that encrypts the file.
     """
 
     path: Path
     make: Callable[[MemberStore], Follower]
     watcher: Watcher
+    seal: bytes | None = None
 
 
 @final
@@ -84,7 +87,9 @@ class MemberRuns:
             self._send(framed(run, post))
 
         with self._changing:
-            thread = self.members[run] = MemberThread(member.path, make, send, member.watcher)
+            thread = self.members[run] = MemberThread(
+                member.path, make, send, member.watcher, member.seal
+            )
         thread.start()
         return thread
 

@@ -16,7 +16,7 @@ from emfed.core.errors import EmfedError
 from emfed.core.sums import FloatArray
 from emfed.network.exchange.followed import Ended, MemberStore
 from emfed.network.exchange.member import Follower
-from emfed.network.exchange.records import DiskTrouble, RecordFile
+from emfed.network.exchange.records import RecordFile
 from emfed.network.exchange.statements import LARGEST_MESSAGE
 from emfed.network.exchange.transcript import Stage
 
@@ -67,6 +67,8 @@ class MemberThread:
         Takes posts on their way to the relay; it must not wait.
     watcher : Watcher
         Who looks on.
+    seal : bytes, optional
+        A secret that encrypts the file.
     """
 
     def __init__(
@@ -75,8 +77,10 @@ class MemberThread:
         make: Callable[[MemberStore], Follower],
         send: Callable[[bytes], None],
         watcher: Watcher,
+        seal: bytes | None = None,
     ) -> None:
         self._path, self._make, self._send, self._watcher = path, make, send, watcher
+        self._seal = seal
         self._inbox: queue.Queue[Callable[[Follower], list[bytes]]] = queue.Queue(MOST_WAITING)
         self._stop, self.over = threading.Event(), threading.Event()
         self.error: Exception | None = None
@@ -127,7 +131,7 @@ class MemberThread:
             while not self._stop.is_set() and not self.over.is_set():
                 try:
                     self._live()
-                except DiskTrouble as error:
+                except OSError as error:  # its own file's, the journal's, the owner's counts'
                     logger.warning("%s", error)
                     self._watcher.troubled(str(error))
                     self._stop.wait(DISK_PAUSE)
@@ -141,7 +145,7 @@ class MemberThread:
 
     def _live(self) -> None:
         """One life of the state machine."""
-        file, self._job, ended = RecordFile(self._path), None, float("inf")
+        file, self._job, ended = RecordFile(self._path, self._seal), None, float("inf")
         try:
             follower = self._make(file)
             act: Callable[[Follower], list[bytes]]
@@ -153,9 +157,8 @@ class MemberThread:
                 self._compute(follower)
                 self._watcher.moved(follower)
                 if follower.ended is not None and self.end is None:
-                    self.end = follower.ended
-                    ended = time.monotonic()
                     self._watcher.ended(follower.ended)
+                    self.end, ended = follower.ended, time.monotonic()
                     for post in follower.again(ended):  # so that the relay knows that we know
                         self._send(post)
                 if self.end is not None and self._is_free(follower, time.monotonic() - ended):
@@ -167,6 +170,10 @@ class MemberThread:
                     act = lambda one: one.tick(time.monotonic())  # noqa: E731
         finally:
             file.close()
+
+    def _forget_job(self, follower: Follower) -> list[bytes]:
+        self._job = None
+        return follower.tick(time.monotonic())
 
     def _is_free(self, follower: Follower, since: float) -> bool:
         """Whether nobody needs this member any more."""
@@ -186,6 +193,12 @@ class MemberThread:
         def work() -> None:
             try:
                 values: FloatArray = job()
+            except OSError as error:  # what is counted could not be written: it is made again
+                logger.warning("%s", error)
+                self._watcher.troubled(str(error))
+                self._stop.wait(DISK_PAUSE)
+                self._inbox.put(self._forget_job)
+                return
             except Exception as error:
                 refusal = error
                 self._inbox.put(lambda one: one.fail(str(refusal), time.monotonic()))

@@ -9,7 +9,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, final
 
-from emfed.core.errors import CheckpointError, FederationError
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from emfed.core.errors import CheckpointError, FederationError, SettingsError
 
 _TABLES = """
 CREATE TABLE IF NOT EXISTS entries (place INTEGER PRIMARY KEY, data BLOB NOT NULL);
@@ -17,6 +20,15 @@ CREATE TABLE IF NOT EXISTS sent (context BLOB PRIMARY KEY, digest BLOB NOT NULL)
 CREATE TABLE IF NOT EXISTS states (head BLOB PRIMARY KEY, state BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS confirmed (only INTEGER PRIMARY KEY CHECK (only = 0), length INTEGER);
 """
+
+
+_SEALED = b"sealed"
+"""The name of what shows with which secret a file is sealed."""
+
+
+def _name(key: int | bytes) -> bytes:
+    """What a value is bound to: one must not stand for another."""
+    return b"entry %d" % key if isinstance(key, int) else key
 
 
 class DiskTrouble(OSError):
@@ -35,16 +47,63 @@ class RecordFile:
     ----------
     path : Path
         The file; it is made if it is not there.
+    seal : bytes, optional
+        32 bytes that encrypt entries and states, each by itself (AES-256-GCM). A file that was
+        begun without is encrypted when it is opened.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, seal: bytes | None = None) -> None:
         self._path, self._inside = path, False
+        self._cipher = None if seal is None else AESGCM(seal)
         with self._open():
             os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))  # its journals get its rights
             self._file = sqlite3.connect(path, isolation_level=None)
             self._file.execute("PRAGMA journal_mode = WAL")
             self._file.execute("PRAGMA synchronous = FULL")
+            self._file.execute("PRAGMA secure_delete = ON")
             self._file.executescript(_TABLES)
+        self._check_seal()
+
+    # Encryption at rest.
+
+    def _check_seal(self) -> None:
+        """Refuse a file of another secret; encrypt one that has none yet."""
+        found = self._read("SELECT state FROM states WHERE head = ?", (_SEALED,))
+        if found:
+            if self._cipher is None:
+                raise SettingsError(f"{self._path} is sealed: give --seal with its secret.")
+            self._opened(_SEALED, found[0][0])
+        elif self._cipher is not None:
+            with self.transaction():
+                for table, name, value in (
+                    ("entries", "place", "data"),
+                    ("states", "head", "state"),
+                ):
+                    for key, data in self._read(f"SELECT {name}, {value} FROM {table}"):
+                        change = f"UPDATE {table} SET {value} = ? WHERE {name} = ?"
+                        self._write(change, (self._closed(_name(key), data), key))
+                seal = self._closed(_SEALED, b"")
+                self._write("INSERT INTO states VALUES (?, ?)", (_SEALED, seal))
+            self._write("PRAGMA wal_checkpoint(TRUNCATE)")  # the old pages are in there
+
+    def _closed(self, name: bytes, data: bytes) -> bytes:
+        """As it is on the disk; bound to its place in the file."""
+        if self._cipher is None:
+            return data
+        nonce = os.urandom(12)
+        return nonce + self._cipher.encrypt(nonce, data, name)
+
+    def _opened(self, name: bytes, data: bytes) -> bytes:
+        """The inverse of `_closed`."""
+        if self._cipher is None:
+            return data
+        try:
+            return self._cipher.decrypt(data[:12], data[12:], name)
+        except (InvalidTag, ValueError):
+            raise SettingsError(
+                f"{self._path} was not sealed with this secret, or was altered: give the right "
+                "--seal."
+            ) from None
 
     @contextlib.contextmanager
     def _open(self) -> Iterator[None]:
@@ -93,14 +152,16 @@ class RecordFile:
 
     def entries(self) -> list[bytes]:
         """All entries, in order."""
-        return [data for (data,) in self._read("SELECT data FROM entries ORDER BY place")]
+        found = self._read("SELECT place, data FROM entries ORDER BY place")
+        return [self._opened(_name(place), data) for place, data in found]
 
     def write(self, first: int, entries: Sequence[bytes]) -> None:
         """Keep entries from this place on, in place of those that were there."""
         with self.transaction():
             self._write("DELETE FROM entries WHERE place >= ?", (first,))
             for place, entry in enumerate(entries, first):
-                self._write("INSERT INTO entries VALUES (?, ?)", (place, entry))
+                closed = self._closed(_name(place), entry)
+                self._write("INSERT INTO entries VALUES (?, ?)", (place, closed))
 
     def sent(self, context: bytes, message: bytes) -> None:
         """Keep the digest of what leaves in a context; raises if another one left in it."""
@@ -111,11 +172,13 @@ class RecordFile:
 
     def states(self) -> dict[bytes, bytes]:
         """States at the beginning of epochs, by head."""
-        return dict(self._read("SELECT head, state FROM states"))
+        found = self._read("SELECT head, state FROM states WHERE head != ?", (_SEALED,))
+        return {head: self._opened(head, state) for head, state in found}
 
     def keep_state(self, head: bytes, state: bytes) -> None:
         """Keep the state at the beginning of an epoch."""
-        self._write("INSERT OR REPLACE INTO states VALUES (?, ?)", (head, state))
+        closed = self._closed(head, state)
+        self._write("INSERT OR REPLACE INTO states VALUES (?, ?)", (head, closed))
 
     def confirmed(self) -> int:
         """The length of the chain that was confirmed, 0 if none was."""

@@ -140,7 +140,7 @@ class RelayServer(Reception[_MemberLink]):
                 self._roster, [ANALYST], files, known, files.drop, now, self._make
             )
             self._runs.more, self.trouble = self._more, ""
-            self._send(self._runs.meet(self._links))
+            self._send(self._runs.meet(self._present))
         except DiskTrouble as error:
             self._fail(error)
 
@@ -160,8 +160,16 @@ class RelayServer(Reception[_MemberLink]):
                 self._open_files()
             self._act(lambda runs: runs.tick(time.monotonic()))
 
+    @property
+    def _present(self) -> list[str]:
+        """Who calls, and who of this process has said anything."""
+        return [*self._links, *(name for name in self._here if name in self.contacts)]
+
     def _take(self, name: str, data: bytes) -> None:
+        new = name in self._here and name not in self.contacts
         self.contacts[name] = time.time()
+        if new:
+            self._act(lambda runs: runs.meet(self._present))
         try:
             self._act(lambda runs: runs.receive(name, data, time.monotonic()))
         except WireError as error:
@@ -191,11 +199,11 @@ class RelayServer(Reception[_MemberLink]):
         return _MemberLink(name, process, digest, line)
 
     def _lost(self, link: _MemberLink) -> None:
-        self._act(lambda runs: runs.meet(self._links))
+        self._act(lambda runs: runs.meet(self._present))
 
     async def _converse(self, link: _MemberLink) -> None:
         sending = asyncio.get_running_loop().create_task(self._send_all(link))
-        self._act(lambda runs: [*runs.meet(self._links), *runs.announce([link.name])])
+        self._act(lambda runs: [*runs.meet(self._present), *runs.announce([link.name])])
         try:
             async for data in link.line:
                 if self._links.get(link.name) is not link:

@@ -40,7 +40,6 @@ from emfed.network.keys import (
     show_fingerprint,
     write_public_key,
 )
-from emfed.network.site import StateReport
 from emfed.network.websocket.background import (
     Background,
     ClockWatch,
@@ -66,6 +65,8 @@ from emfed.network.websocket.greeting import (
 )
 
 logger = logging.getLogger(__name__)
+StateReport = Callable[[str, str], None]
+"""Takes a kind of news, such as "state", and words."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
 """Seconds between two calls; each pause is drawn from the upper half of one that doubles, so that
 a thousand sites do not call in the same moment after a restart of the server."""

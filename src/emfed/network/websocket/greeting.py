@@ -29,7 +29,7 @@ from emfed.core.errors import SettingsError
 from emfed.core.wire import LARGEST_PAYLOAD
 from emfed.network.keys import PrivateKey, PublicKey, fingerprint, sign, verify
 
-HELLO, WELCOME = b"emfed\x01", b"welcome "
+HELLO, WELCOME = b"emfed\x02", b"welcome "
 """The last byte of the first is the version of the greeting."""
 NONCE_BYTES, DIGEST_BYTES, PROCESS_BYTES = 32, 32, 8
 """Bytes of the number that a proof answers, of a digest, and of the number of a process: parts of

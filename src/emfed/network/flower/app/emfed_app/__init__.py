@@ -1,1 +1,0 @@
-"""A Flower app around emfed; change what you like."""
