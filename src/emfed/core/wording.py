@@ -24,36 +24,22 @@ UNSET = Unset.UNSET
 
 @dataclass(frozen=True)
 class Setting:
-    """A setting that a message mentions, with a value if it advises one.
-
-    Parameters
-    ----------
-    name : str
-        The name in Python.
-    value : object
-        The value; `UNSET` mentions the name alone.
-    of : str
-        The function that takes it, where that is another than the one that was called.
-    """
+    """A setting that a message mentions, with a value if it advises one."""
 
     name: str
+    """The name in Python."""
     value: Any = UNSET
+    """The value; `UNSET` mentions the name alone."""
     of: str = ""
+    """The function that takes it, where that is another than the one that was called."""
 
 
 @dataclass(frozen=True)
 class ByFace:
-    """A phrase that faces differ in by more than the name of a setting; "" leaves it out.
-
-    Parameters
-    ----------
-    python : str
-        The phrase in Python.
-    **others : str or None
-        The phrase of each other face; None stands for Python's.
-    """
+    """A phrase that faces differ in by more than the name of a setting; "" leaves it out."""
 
     python: str
+    """The phrase in Python; of the other faces None stands for it."""
     estimator: str | None = None
     toml: str | None = None
     command: str | None = None

@@ -36,18 +36,12 @@ SEAL = Seal("emfed-table", "1", "table", ModelFileError)
 @final
 @dataclass(frozen=True, eq=False)
 class SharedTable:
-    """What members are asked to fill: the grid, and how many must have seen a cell.
-
-    Parameters
-    ----------
-    grid : Grid
-        Sites, time bins and family.
-    observers : int
-        Cells that fewer sites have seen do not count.
-    """
+    """What members are asked to fill: the grid, and how many must have seen a cell."""
 
     grid: Grid
+    """Sites, time bins and family."""
     observers: int = 1
+    """Cells that fewer sites have seen do not count."""
 
     def document(self) -> dict[str, Any]:
         """The document that all members sign; `read` is the inverse."""
