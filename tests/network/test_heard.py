@@ -11,7 +11,7 @@ import polars as pl
 import pytest
 
 import emfed
-from emfed.aggregation.coded import News
+from emfed.aggregation.coded import DIGEST_BYTES, News
 from emfed.aggregation.unmasked import Present
 from emfed.algorithms.memories import settle
 from emfed.core.ledger import DIRECTIONS
@@ -36,6 +36,9 @@ SUMS = {
     "FedEM": {"algorithm": "FedEM", "rounds": 15},
     "VR-FedEM": {"algorithm": emfed.VRFedEM(batch_size=7, inner_rounds=4), "rounds": 15},
     "some of them": {"algorithm": "FedEM", "participation": 0.6, "rounds": 15},
+    "some in turns": {"participation": 0.6, "rounds": 15},
+    "scores": {"algorithm": "em", "rounds": 6, "scores": True},
+    "validation": {"algorithm": "em", "rounds": 6, "validate": True},
     "a broadcast": {
         "algorithm": emfed.FedEM(
             emfed.SubtractiveDithering(0.1), broadcast=emfed.SubtractiveDithering(0.05)
@@ -138,7 +141,7 @@ def told(found: Federation) -> list[News]:
         entry = Entry.decode(data)
         if entry.kind == StatementKind.TOLD:
             body = SignedSum.decode(entry.statements[0].body)
-            news.append(News.decode(body.told[8:], everyone, rows)[0])
+            news.append(News.decode(body.told[DIGEST_BYTES:], everyone, rows)[0])
             rows = news[-1].rows
     return news
 
@@ -182,7 +185,7 @@ def test_absences_cost_and_do_what_they_do_in_a_simulation(
 
     def take(self: HeardSums, data: bytes) -> None:
         if self._adds and self._coded is not None:
-            arrived.append(self._coded.told(data[8:])[1].arrived)
+            arrived.append(self._coded.told(data[DIGEST_BYTES:])[1].arrived)
         real(self, data)
 
     monkeypatch.setattr(HeardSums, "_take", take)
@@ -198,7 +201,8 @@ def test_absences_cost_and_do_what_they_do_in_a_simulation(
         here = next(arrivals)
         return Present(here, here)
 
-    begun = begin(settings_of(about), workers_of(4), present=present)
+    begun = begin(settings_of(about), workers_of(4))
+    begun.course.unmasked.present = present
     outcome = drive(begun.program, begun.course.answer, begun.course.refuses)
     begun.course.complete(LastSum(0, outcome.final.estimate.left))
     want, got = begun.fitted(outcome).result, reached(found)
@@ -304,7 +308,7 @@ class Strikes(Trial):
         record, coded = adder._mine, adder._coded
         assert record is not None
         assert coded is not None
-        found, news = coded.told(record.message[8:])
+        found, news = coded.told(record.message[DIGEST_BYTES:])
         self.anew += news.anew
         if isinstance(found, Heard) and hasattr(found.told, "generation"):
             self.anew = max(self.anew, found.told.generation)

@@ -48,8 +48,9 @@ from emfed.core.sums import (
 )
 from emfed.core.wire import decode_count, encode_count
 
-DIGEST_BYTES = 8
-"""Bytes of every message that say which state it is about."""
+DIGEST_BYTES = 4
+"""Bytes of every message that say which state it is about. Nobody here is kept from a forgery by
+them: parts and sums are signed."""
 LOSS = 1e-6
 """Nats a row that short floats of an opening may cost."""
 FEWEST_BITS, MOST_BITS = 3, 28
@@ -59,8 +60,9 @@ LEAST_RATE = 0.1
 move."""
 ADDER = np.zeros(1, dtype=np.int64)
 """The stream of the dither of the sum that goes down."""
-_ANEW, _ROWS, _MISSING = 1, 2, 4
-"""Flags of a message down: memories begin anew, rows are told, somebody is missing."""
+_ANEW, _ROWS, _MISSING, _PASSES = 1, 2, 4, 8
+"""Flags of a message down: memories begin anew, rows are told, somebody is missing, passes are
+told."""
 
 
 class Forgotten(Exception):
@@ -187,7 +189,10 @@ class News(NamedTuple):
         """In few bytes, where everyone who was asked answers."""
         missing = np.setdiff1d(asked, self.arrived)
         flags = _ANEW * self.anew + _ROWS * (self.rows != known) + _MISSING * (len(missing) > 0)
-        found = [bytes([flags]), encode_count(self.up), encode_count(self.passes)]
+        flags += _PASSES * (self.passes > 0)
+        found = [bytes([flags]), encode_count(self.up)]
+        if self.passes:
+            found.append(encode_count(self.passes))
         if flags & _ROWS:
             found.append(encode_weight(self.rows))
         if len(missing):
@@ -198,11 +203,12 @@ class News(NamedTuple):
     @classmethod
     def decode(cls, data: bytes, asked: IntArray, known: float) -> tuple[News, bytes]:
         """The inverse of `encode`, and what follows."""
-        if not data or data[0] > _ANEW + _ROWS + _MISSING:
+        if not data or data[0] > _ANEW + _ROWS + _MISSING + _PASSES:
             raise WireError("a message down begins with flags.")
-        flags, rows = data[0], known
+        flags, rows, passes = data[0], known, 0
         up, at = decode_count(data, 1)
-        passes, at = decode_count(data, at)
+        if flags & _PASSES:
+            passes, at = decode_count(data, at)
         if flags & _ROWS:
             rows, at = decode_weight(data, at)
         missing = np.zeros(0, dtype=np.int64)

@@ -38,6 +38,7 @@ from emfed.data.tables import Workers, apart
 from emfed.data.workers import to_device, with_columns
 from emfed.deployment.approval import Approve
 from emfed.deployment.programs import program_of
+from emfed.fitting.ascent import are_many
 from emfed.fitting.asks import Joint, Statistics
 from emfed.fitting.program import Told, settings_of
 from emfed.fitting.settings import FitSettings
@@ -51,6 +52,7 @@ from emfed.models.site_owner import COLUMNS
 from emfed.network.exchange.followed import Consent, PassPlace, Pledge, Program
 from emfed.network.exchange.statements import Agreement
 from emfed.network.exchange.transcript import Transcript
+from emfed.network.own_clusters import SMALLEST
 from emfed.network.owner_rules import ANY, SiteRules
 from emfed.network.spending import SiteMemory
 
@@ -498,7 +500,10 @@ def _makes_full_passes(asked: AskedSettings) -> str:
 
 
 def _keeps_clusters(asked: AskedSettings) -> str:
-    if asked.terms.rules.own_clusters or asked.settings.start != "merge":
+    by_itself = are_many(len(asked.agreement.sites), asked.agreement.masked)
+    merges = asked.settings.start == "merge" or (asked.settings.start == "auto" and by_itself)
+    rules = asked.terms.rules
+    if not merges or (rules.own_clusters and rules.smallest_rows <= SMALLEST):
         return ""
     return "the owner tells no clusters of its own rows (own_clusters): ask for another start."
 

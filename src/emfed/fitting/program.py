@@ -12,6 +12,7 @@ from typing import Any, TypeVar, final
 import numpy as np
 
 from emfed.aggregation.simulated import charge
+from emfed.algorithms import Everyone
 from emfed.artifacts.company import LEAST_SHARE, Company
 from emfed.artifacts.facts import Facts
 from emfed.artifacts.result import Result, load
@@ -19,8 +20,20 @@ from emfed.core.configuration import TOML
 from emfed.core.errors import SettingsError
 from emfed.core.ledger import DIRECTIONS, KINDS, Ledger
 from emfed.core.noise import SITES_DRAW
+from emfed.core.records import RoundRecord
 from emfed.core.registry import plain
-from emfed.core.sums import Ask, Finish, Fit, Heard, LastSum, Sum, finished
+from emfed.core.sums import (
+    Ask,
+    Finish,
+    Fit,
+    Gather,
+    Gathers,
+    Heard,
+    IntArray,
+    LastSum,
+    Sum,
+    finished,
+)
 from emfed.fitting.chronicle import Chronicle
 from emfed.fitting.fitted import Fitted
 from emfed.fitting.following import Conclusion, follow
@@ -135,6 +148,19 @@ class Reached:
 
 
 @final
+@dataclass
+class Followed(Chronicle):
+    """What a member keeps of the exchanges of a fit that it follows."""
+
+    asked: int | None = None
+    """How many sites the last sum was asked of; None: all."""
+
+    def _record(self, ask: Ask, found: Sum, last: LastSum | None) -> RoundRecord:
+        record = super()._record(ask, found, last)
+        return record if self.asked is None else replace(record, asked=self.asked)
+
+
+@final
 class FitProgram:
     """The program of a document: the same at every member.
 
@@ -160,7 +186,7 @@ class FitProgram:
         self._settings, self._callbacks, self._told = settings, callbacks, told
         self._least_share = least_share
         self._rounds: int | None = None
-        self._course: Chronicle | None = None
+        self._course: Followed | None = None
 
     @property
     def seed(self) -> int:
@@ -170,7 +196,19 @@ class FitProgram:
     @property
     def patience(self) -> int | None:
         """How often in a row a site may be missing from coded sums that its rows are part of."""
-        return self._settings.patience
+        everyone = isinstance(self._settings.who(), Everyone)  # who is not drawn is not away
+        return self._settings.patience if everyone else None
+
+    def drawn(self, ask: Any, sites: int) -> IntArray:
+        """Which sites take part in an exchange: in rounds on sums, those that are drawn."""
+        if isinstance(ask, (Gather, Gathers)):
+            return ask.workers
+        if ask.purpose != "round" or self._course is None:
+            return np.arange(sites, dtype=np.int64)
+        made, settings = len(self._course.records), self._settings
+        drawn = settings.who().draw(settings.seed, made, sites)
+        self._course.asked = len(drawn)
+        return drawn
 
     def extend(self, rounds: int | None) -> None:
         """Another limit on rounds from now on; None: that of the settings."""
@@ -194,7 +232,7 @@ class FitProgram:
         if settings.masks:
             word = hashlib.sha256(b"emfed seed\0" + place + str(settings.seed).encode())
             settings = settings.but(seed=int.from_bytes(word.digest()[:4], "little"))
-        course = self._course = Chronicle(settings, Ledger(len(sites), sites), self._callbacks)
+        course = self._course = Followed(settings, Ledger(len(sites), sites), self._callbacks)
         self.extend(self._rounds)
         model = settings.candidates()[0]
         assert settings.columns is not None

@@ -12,7 +12,7 @@ from typing import Any, Protocol, final, runtime_checkable
 
 from emfed.aggregation.keys import RunKey
 from emfed.core.errors import EmfedError
-from emfed.core.sums import Ask, Finish, Fit, Rows, finished
+from emfed.core.sums import Ask, Finish, Fit, IntArray, Rows, finished
 from emfed.data.summing import HeldRows
 from emfed.network.exchange.relay import EntryStore
 from emfed.network.exchange.statements import Agreement, Body, Entry, Signer, StatementKind
@@ -86,6 +86,9 @@ class CodedProgram(Protocol):
     @property
     def patience(self) -> int | None:
         """How often in a row a site may be missing before sums go on without its rows."""
+
+    def drawn(self, ask: Any, sites: int) -> IntArray:
+        """Which of so many sites take part in an exchange."""
 
 
 class MemberStore(EntryStore, Protocol):

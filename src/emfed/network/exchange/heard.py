@@ -67,6 +67,7 @@ from emfed.network.exchange.statements import (
     SignedPart,
     SignedSum,
     StatementKind,
+    start_of,
 )
 from emfed.network.exchange.transcript import Stage, Transcript
 
@@ -145,6 +146,8 @@ class HeardSums(FollowedFit):
         self._books = Books(1)
         self._coded: CodedSum | CodedGather | None = None
         """The exchange that is due."""
+        self._drawn: set[int] = set()
+        """Who takes part in it."""
         self._anew = 0
         self._record = _Record.decode(me.states[RECORD]) if RECORD in me.states else None
         self._adder: Adder | None = None
@@ -244,6 +247,7 @@ class HeardSums(FollowedFit):
         if ask is None:
             return
         self._coded = coded_of(ask, self._books, self.program.seed)
+        self._drawn = set(self.program.drawn(ask, self._books.workers).tolist())
 
     def _digest(self) -> bytes:
         assert self._coded is not None
@@ -294,7 +298,7 @@ class HeardSums(FollowedFit):
         if self._coded is None or not self.me.is_site or self.me.name not in self._members:
             return None
         number = self._members.index(self.me.name)
-        return number if number in self._coded.asked and not self.me.leaving else None
+        return number if number in self._drawn and not self.me.leaving else None
 
     def job(self) -> Callable[[], _Record] | None:
         """A pass over the rows that is to be made, if one is."""
@@ -343,7 +347,7 @@ class HeardSums(FollowedFit):
             yield from self._as_adder(now)
         elif self._number is not None and not about.paused and (mine := self._mine) is not None:
             digest = hashlib.sha256(mine.message).digest()
-            state = mine.message[:DIGEST_BYTES]
+            state = start_of(mine.message)
             yield SignedPart(about.head, *about.due, state, digest), mine.message
 
     def _as_adder(self, now: float) -> Iterator[tuple[Body, bytes]]:
@@ -402,9 +406,7 @@ class HeardSums(FollowedFit):
         return len(self._heard.keys() | self._waits())
 
     def _asked(self) -> set[str]:
-        assert self._coded is not None
-        names = {self._members[number] for number in self._coded.asked.tolist()}
-        return names - self.about.leavers
+        return {self._members[number] for number in self._drawn} - self.about.leavers
 
     def _waits(self) -> set[str]:
         """Who has not answered and is waited for: the absent are not, unless they are back."""
@@ -422,7 +424,7 @@ class HeardSums(FollowedFit):
         asked, here = self._asked(), len(self._heard)
         if isinstance(self._coded, CodedGather):
             return here > 0 or not asked or not {*self._members} <= self.me.silent.keys()
-        return 2 * here >= len(asked) and here > 0
+        return not asked or 2 * here >= len(asked)
 
     def _tell(self) -> None:
         """Make what everyone is told: on disk with what the adder keeps, before it leaves."""

@@ -63,6 +63,7 @@ from emfed.network.exchange.statements import (
     Statement,
     StatementKind,
     Turn,
+    start_of,
 )
 from emfed.network.exchange.transcript import Stage, Transcript
 
@@ -296,7 +297,7 @@ class Follower:
             try:
                 post = Post.decode(data)
                 turn, digest = Turn.decode(post.body), hashlib.sha256(post.payload).digest()
-                state = post.payload[:8]
+                state = start_of(post.payload)
                 body = SignedPart(about.head, turn.exchange, turn.attempt, state, digest)
                 statement = Statement(
                     post.author, StatementKind.PART, body.encode(), post.signature

@@ -30,6 +30,7 @@ from emfed.network.exchange.statements import (
     Statement,
     StatementKind,
     Turn,
+    start_of,
 )
 from emfed.network.exchange.transcript import Stage, Transcript
 
@@ -245,7 +246,7 @@ class Relay:
         if post.author not in about.members:
             raise WireError("a part of a site that is not in the set.")
         digest = hashlib.sha256(post.payload).digest()
-        state = post.payload[:8] if part is None else part.state
+        state = start_of(post.payload) if part is None else part.state
         body = SignedPart(about.head, turn.exchange, turn.attempt, state, digest)
         statement = Statement(post.author, post.kind, body.encode(), post.signature)
         statement.read(self._roster)

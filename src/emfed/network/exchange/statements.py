@@ -599,6 +599,11 @@ class Agreement:
         return found
 
 
+def start_of(message: bytes) -> bytes:
+    """What stands for the state in the signature of a coded part."""
+    return message[:8].ljust(8, b"\0")
+
+
 def is_coded(masked: bool, program: Mapping[str, Any]) -> bool:
     """Whether sites of such a fit are heard one by one: those without masks and noise are.
 
