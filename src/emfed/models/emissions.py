@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from emfed.core.errors import SettingsError
-from emfed.core.protocols import FloatArray, HeldUp, Layout
+from emfed.core.protocols import FloatArray, HeldUp, Layout, Summaries
 from emfed.models.columns import ColumnParameters, Columns, FamilyColumns
 from emfed.models.components import SMALLEST_MASS, held_at
 from emfed.models.families import positive
@@ -238,3 +238,31 @@ def by_column(columns: Columns, params: ColumnParameters) -> dict[str, Mapping[s
             )
     label = columns.names or tuple(map(str, range(columns.count)))
     return {label[column]: found[column] for column in sorted(found)}
+
+
+# Statistics that are counts of rows: what the rule on small groups looks at.
+
+
+def code_shares(
+    columns: Columns, mass: FloatArray, moments: FloatArray, observed: FloatArray
+) -> FloatArray:
+    """The share of rows with each code of each column in each component, ``(..., groups)``."""
+    found = [np.empty((*mass.shape[:-1], 0))]
+    for _, group, masses, part in columns.pieces(mass, moments, observed):
+        shares = group.family.code_shares(masses, part)
+        if shares is not None:
+            found.append(shares.reshape(*mass.shape[:-1], -1))
+    return np.concatenate(found, axis=-1)
+
+
+def seen_shares(columns: Columns, summary: Summaries) -> FloatArray:
+    """The share of rows seen in each column, and with each of its codes, of one worker."""
+    observed, found = summary["observed"], [summary["observed"]]
+    bound = columns.fit_to(len(observed))
+    for group, extra in bound.extras(summary):
+        seen, mean = observed[group.columns], summary["mean"][group.columns]
+        typical = group.family.typical(mean, extra, np.ones_like(mean))
+        shares = group.family.code_shares(seen, seen[:, None] * typical)
+        if shares is not None:
+            found.append(shares.ravel())
+    return np.concatenate(found)

@@ -42,7 +42,6 @@ from emfed.models.columns import ColumnParameters, Columns
 from emfed.models.component_summaries import Portrait, column_portrait
 from emfed.models.components import SMALLEST_MASS, keep_dying
 from emfed.models.families import positive
-from emfed.models.groups import code_shares, seen_shares
 from emfed.models.mixture import to_numpy
 from emfed.models.rows import mean_over_rows
 
@@ -266,13 +265,13 @@ class HiddenMarkov(Model):
         found = (parts["mass"], parts["moments"], parts["observed"])
         counted = [parts["mass"], parts["initial"], parts["observed"]]
         flat = [part.reshape(*lead, -1) for part in (*counted, parts["transitions"] * self.length)]
-        return np.concatenate([*flat, code_shares(self.columns, *found)], axis=-1)
+        return np.concatenate([*flat, emissions.code_shares(self.columns, *found)], axis=-1)
 
     def component_shares(self, statistics: FloatArray) -> FloatArray:
         return self.layout.split(statistics)["mass"] * self.length
 
     def summary_shares(self, summary: Summaries) -> FloatArray:
-        return seen_shares(self.columns, summary)
+        return emissions.seen_shares(self.columns, summary)
 
     def responsibilities(self, data: Any, params: MarkovParameters) -> FloatArray:
         """p(state | sequence) at each step, ``(..., sequences, time, K)``; 0 after the end."""

@@ -43,7 +43,6 @@ from emfed.models.components import (
     split_leaning,
 )
 from emfed.models.devices import MOST_COMPONENTS, Features, Pass, Ragged, written
-from emfed.models.groups import code_shares, seen_shares
 from emfed.models.imputing import (
     draw_columns,
     interval_columns,
@@ -230,11 +229,11 @@ class MixedMixture(MixtureModel):
         """Masses, what was seen of each column, and each code, by component."""
         mass, moments, observed = self._split(statistics)
         seen = observed.reshape(*mass.shape[:-1], -1)
-        codes = code_shares(self.columns, mass, moments, observed)
+        codes = emissions.code_shares(self.columns, mass, moments, observed)
         return np.concatenate([mass, seen, codes], axis=-1)
 
     def summary_shares(self, summary: Summaries) -> FloatArray:
-        return seen_shares(self.columns, summary)
+        return emissions.seen_shares(self.columns, summary)
 
     def maximize(self, statistics: FloatArray) -> MixedParameters:
         """T(s): each column by itself."""
