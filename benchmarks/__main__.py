@@ -46,7 +46,7 @@ from benchmarks.hostile import bench_hostile
 from benchmarks.house import GOALS, bench_house, places, write_table
 from benchmarks.imputation import Kept, bench_imputation, bench_index, goals
 from benchmarks.judging import bench_coverage, bench_exchanges, bench_mistakes
-from benchmarks.ledger import bench_ledger, bench_mnist, bench_pays
+from benchmarks.ledger import bench_mnist, bench_pays
 from benchmarks.messages import bench_messages
 from benchmarks.models import bench_models
 from benchmarks.network import ANSWER, QUESTION, bench_network
@@ -184,8 +184,8 @@ def theory(console: Console) -> list[dict[str, Any]]:
 
 
 def bytes_(console: Console) -> dict[str, Any]:
-    """Encoded sizes, the ledger's cost, and MNIST to the pooled answer."""
-    messages, ledger = bench_messages(), bench_ledger()
+    """Encoded sizes, and MNIST to the pooled answer."""
+    messages = bench_messages()
     lines: list[Any] = []
     for row in messages:
         numbers = (row["entropy"], row["entropy"] + row["scales"], row["encoded"], row["limit"])
@@ -200,13 +200,7 @@ def bytes_(console: Console) -> dict[str, Any]:
         )
     headings = ("run", "operator", "entropy", "+ scales", "encoded", "limit", "enc/s", "dec/s")
     show(console, "Bytes of a message: mean over each run", headings, lines)
-    lines = []
-    for label in sorted({name.split(", ledger")[0] for name in ledger}):
-        off, on = (1e3 * ledger[f"{label}, ledger {state}"] for state in ("off", "on"))
-        lines.append((label, f"{off:.2f}", f"{on:.2f}", f"{on / off:.2f}"))
-    headings = ("operator", "off, ms", "on, ms", "ratio")
-    show(console, "A stacked round, ledger off and on", headings, lines)
-    return {"messages": messages, "ledger_seconds": ledger, "mnist": _mnist(console)}
+    return {"messages": messages, "mnist": _mnist(console)}
 
 
 def _mnist(console: Console) -> list[dict[str, Any]]:

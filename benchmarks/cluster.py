@@ -108,9 +108,9 @@ def serve(kind: str, path: str) -> None:
         federation = emfed.network.RayFederation(data, actors=ACTORS)
     run = emfed.fitting.open_run(
         emfed.gaussian_mixture(K, "tied"),
-        None,
+        federation,
         emfed.FedEM(emfed.Dithering(4), step_size=0.1, batch_size=B),
-        federation=federation,
+        tol=0,
     )
     actors = list(getattr(federation, "processes", ()))
     print(json.dumps({"actors": actors}), flush=True)
@@ -118,7 +118,7 @@ def serve(kind: str, path: str) -> None:
         before = [used(p) for p in (os.getpid(), *actors)]
         began = time.perf_counter()
         run.step()
-        told = {"seconds": time.perf_counter() - began, "sum": float(run.state.statistics.sum())}
+        told = {"seconds": time.perf_counter() - began, "sum": float(run.statistics.sum())}
         gained = [used(p) - b for p, b in zip((os.getpid(), *actors), before, strict=True)]
         told["processor"] = gained[0] + max(gained[1:], default=0.0)
         print(json.dumps(told), flush=True)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 import emfed
-from emfed.fitting import Stop, open_run
+from emfed.fitting import open_run
 
 Draw = Callable[[np.random.Generator, int], np.ndarray]
 REAL: dict[str, Draw] = {
@@ -135,14 +135,16 @@ def ended(model: Any, parts: list[np.ndarray], seed: int) -> dict[str, Any]:
         ours = emfed.fit(model, parts, "auto", seed=seed, moves=0)
         begun = open_run(model, parts, "auto", start="auto", seed=seed)
         start = begun.model.to_user(begun.params)
-        run = open_run(model, parts, "em", start=start, start_statistics="parameters", seed=seed)
+        exactly = {"start": start, "start_statistics": "parameters", "tol": 1e-8, "rounds": 3000}
+        run = open_run(model, parts, "em", seed=seed, **exactly)
     except emfed.EmfedError as error:
         return {"refused": str(error)}
     except Exception as error:  # any, as a user would see it
         return {"crash": f"{type(error).__name__}: {error}"}
     rows = np.concatenate(parts)
     first = _objective(run.model, rows, run.params)
-    run.until(Stop(rounds=3000, nats=1e-8))
+    for _ in run:
+        pass
     exact = _objective(run.model, rows, run.params)
     bound, here = ours.model, ours.statistics
     end = _objective(bound, rows, bound.maximize(here))

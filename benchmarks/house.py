@@ -59,7 +59,7 @@ FIT = {
 ONE_ROUND = {
     "prepare": "rows = np.random.Generator(np.random.Philox(key=1)).standard_normal((90, 2))\n"
     "sites = {name: rows[i::3] for i, name in enumerate('abc')}\n"
-    "run = emfed.fitting.open_run(emfed.gaussian_mixture(2, 'full'), sites, emfed.FedEM())\n"
+    "run = emfed.fitting.open_run(emfed.gaussian_mixture(2, 'full'), sites, emfed.FedEM(), tol=0)\n"
     "run.step()",
     "call": "run.step()",
 }

@@ -1,4 +1,4 @@
-"""What counting bytes costs a stacked round; and MNIST to the pooled answer, in bytes."""
+"""MNIST to the pooled answer, in bytes."""
 
 from __future__ import annotations
 
@@ -9,27 +9,6 @@ import numpy as np
 
 import emfed
 from benchmarks.messages import even, mnist_rows
-from benchmarks.rounds import B, K, M, N, data
-from benchmarks.timing import best_times
-
-
-def bench_ledger() -> dict[str, float]:
-    """A stacked round with and without the ledger."""
-    rows = data()
-    workers = emfed.data.WorkerData(rows, np.arange(0, N * M + 1, M))
-    tasks = {}
-    for label, operator in (
-        ("block quantisation", emfed.block_quantization(4)),
-        ("4 levels", emfed.Dithering(4)),
-        ("subtractive", emfed.SubtractiveDithering(0.25)),
-    ):
-        algorithm = emfed.FedEM(operator, step_size=0.01, batch_size=B, replacement=True)
-        for counted in (False, True):
-            run = emfed.fitting.open_run(
-                emfed.gaussian_mixture(K, "tied"), workers, algorithm, count_bytes=counted
-            )
-            tasks[f"{label}, ledger {'on' if counted else 'off'}"] = run.step
-    return best_times(tasks, 1.0)
 
 
 def runs() -> dict[str, Any]:

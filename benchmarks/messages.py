@@ -68,7 +68,7 @@ def collect(model: Any, data: Any, operator: Any, rounds: int, start: Any) -> An
     messages: list[Compressed] = []
     dithers: list[Any] = []
     algorithm = emfed.FedEM(operator, step_size=0.5, in_metric=True)
-    run = emfed.fitting.open_run(model, data, algorithm, start=start, count_bytes=False)
+    run = emfed.fitting.open_run(model, data, algorithm, start=start, tol=0)
     q, cls = run.model.layout.size, type(operator)
     compress = cls.compress
 

@@ -73,9 +73,12 @@ def _ends(model: Any, rows: np.ndarray, groups: np.ndarray, seeds: int) -> dict[
             except emfed.EmfedError:
                 crashed += 1
                 continue
-            run = emfed.fitting.open_run(model, rows, "em", groups=groups, start="auto", seed=seed)
+            run = emfed.fitting.open_run(
+                model, rows, "em", groups=groups, seed=seed, tol=1e-8, rounds=3000, moves=0
+            )
             first = float(run.model.log_likelihood(rows, run.params))
-            run.until(emfed.fitting.Stop(rounds=3000, nats=1e-8))
+            for _ in run:
+                pass
             exact = float(run.model.log_likelihood(rows, run.params))
             ended = ours.log_likelihood(rows)
             bound, here = ours.model, ours.statistics

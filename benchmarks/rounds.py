@@ -54,13 +54,8 @@ def bench_rounds() -> dict[str, float]:
         emfed.block_quantization(4), step_size=0.01, batch_size=B, replacement=True
     )
     tasks: dict[str, Callable[[], object]] = {"floor (numpy)": floor(rows)}
-    for name in ("stacked", "loop"):
-        run = emfed.fitting.open_run(
-            emfed.gaussian_mixture(K, "tied"),
-            workers,
-            algorithm,
-            federation=name,
-            weights="uniform",
-        )
-        tasks[name] = run.step
+    for name, made in emfed.network.FEDERATIONS.items():
+        model = emfed.gaussian_mixture(K, "tied")
+        forever = {"weights": "uniform", "tol": 0, "rounds": 10**9}
+        tasks[name] = emfed.fitting.open_run(model, made(workers), algorithm, **forever).step
     return best_times(tasks)

@@ -29,6 +29,7 @@ def measure(workers: int, rounds: int = 40) -> dict[str, float]:
         data,
         emfed.FedEM(emfed.Dithering(4), step_size=0.1),
         participation=emfed.algorithms.FixedSize(ACTIVE),
+        tol=0,
     )
     times = []
     for _ in range(rounds):

@@ -104,7 +104,7 @@ def _gaps(rows: np.ndarray, k: int, kind: str, groups: Any, seeds: int) -> dict[
             ended = emfed.fit(model, rows, "em", groups=held, start=begun, rounds=500, **options)
             gaps.append(max(theirs) - ended.log_likelihood(rows))
             if held is not None:
-                told, n = run.ledger.summary()["start"], run.federation.size
+                told, n = run.ledger.summary()["start"], len(run.weights)
                 out |= {f"bytes {way}": told[way]["payload"] / n for way in ("up", "down")}
         out[label] = float(np.median(gaps))
     fits = [emfed.fit(model, rows, groups=groups, seed=seed) for seed in range(seeds)]
