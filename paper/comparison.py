@@ -21,7 +21,7 @@ from emfed.core.protocols import Algorithm
 from emfed.core.streams import Purpose, normals, uniforms
 from emfed.data.held import HeldWorkers
 from emfed.data.workers import WorkerData
-from emfed.fitting.by_hand import open_run
+from emfed.fitting import open_run
 from emfed.fitting.private_in_process import begun
 from emfed.fitting.settings import FitSettings
 from emfed.models import gaussian_mixture

@@ -16,7 +16,7 @@ from emfed.core.records import Records, RoundRecord
 from emfed.core.streams import Purpose, choose_distinct, uniforms
 from emfed.data.synthetic import START, TRUTH, linear_federation, synthetic_federation
 from emfed.data.workers import WorkerData
-from emfed.fitting.by_hand import Run, open_run
+from emfed.fitting import Run, open_run
 from emfed.models import GaussianParameters, LinearGaussian, Location, gaussian_mixture
 from emfed.models.covariances import Known
 from emfed.models.parameters import Frame

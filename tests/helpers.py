@@ -52,6 +52,12 @@ def make_data(
     return out
 
 
+def memory_gap(run: emfed.fitting.Run) -> float:
+    """The relative violation of V = sum w_i V_i: zero up to rounding."""
+    gap = run.memory - run.weights @ run.memories
+    return float(np.linalg.norm(gap) / (np.linalg.norm(run.memory) or 1.0))
+
+
 def bind(model: Any, tables: list[FloatArray], weights: FloatArray | None = None) -> Any:
     """The opening exchange, by hand."""
     counts = np.array([len(t) for t in tables])

@@ -45,13 +45,13 @@ def test_sums_alone_lead_where_the_uploads_themselves_lead() -> None:
 def test_a_sum_without_room_is_noticed_and_has_room_next_time(heavy: int, growth: float) -> None:
     """Whatever the shape. The words of all workers, added up, tell the same as the simulation."""
     run = emfed.fitting.open_run(make_model("full"), make_data(2, sizes=(60, 80, 50)), "auto")
-    model, q, rng = run.model, len(run.state.statistics), np.random.default_rng(heavy)
+    model, q, rng = run.model, len(run.statistics), np.random.default_rng(heavy)
     vectors = rng.normal(size=(3, q))
     vectors[0, :heavy] *= 300.0
     weights, metric = np.array([0.3, 0.5, 0.2]), model.metric(run.params)
     known = (weights[:, None] ** 2 * vectors**2).sum() / growth**2
     extras = {"innovation": np.array(known)}
-    state, found = ServerState(3, 0, run.state.statistics, np.zeros(q), extras), []
+    state, found = ServerState(3, 0, run.statistics, np.zeros(q), extras), []
     for trial in range(3):
         lattice = steps.next_lattice(state, 3, 0.1, 1e9, None)
         workers = np.arange(3)

@@ -138,14 +138,14 @@ def test_roundings_with_a_known_dither_tell_of_single_sites() -> None:
     """
     data = [np.random.default_rng(j).normal(size=(50, 2)) + j for j in range(4)]
     run = emfed.fitting.open_run(emfed.gaussian_mixture(1, "diag"), data, "em")
-    model, q, everyone = run.model, len(run.state.statistics), np.arange(4)
+    model, q, everyone = run.model, len(run.statistics), np.arange(4)
     own = np.random.default_rng(9).random((4, q))  # w x / step of each site
     metric, weights = model.metric(run.params), np.full(4, 0.25)
     lattice = Lattice(1.0, 8, 0.0)
     sums, dithers = [], []
     for number in range(1, 2001):
         request = Request(
-            number, 0, "round", run.state.statistics, run.params, everyone, everyone - 1,
+            number, 0, "round", run.statistics, run.params, everyone, everyone - 1,
             lattice=lattice, weights=weights,
         )  # fmt: skip
         sent = steps.to_lattice(model, 0, request, everyone, metric.unwhiten(own * 4))

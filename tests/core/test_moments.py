@@ -10,13 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import emfed
-from emfed.algorithms.steps import rounded_statistics
 from emfed.core.errors import WireError
 from emfed.core.wire import (
     decode_moments,
     encode_moments,
     floats_size,
-    numbers_size,
     rounded_moments,
 )
 from emfed.core.wire.moments import LOSS, worker_loss
@@ -111,22 +109,3 @@ def test_hostile_moments_are_refused_or_finite(data: bytes, count: int) -> None:
         assert np.isfinite(values).all()
 
 
-@pytest.mark.parametrize("kind", ["tied", "diag", "full", "spherical"])
-def test_the_first_statistics_of_a_fit_take_few_bytes_and_lead_to_the_same_answer(
-    kind: str,
-) -> None:
-    rng = np.random.default_rng(1)
-    rows = rng.normal(size=(2000, 6)) + 3 * rng.integers(3, size=(2000, 1))
-    run = emfed.fitting.open_run(
-        emfed.gaussian_mixture(3, kind), {"a": rows[:900], "b": rows[900:]}
-    )
-    model, told = run.model, run.state.statistics
-    exact = model.statistics_of(model.start(3))
-    rounded = rounded_statistics(model, exact, 1e-3)
-    assert numbers_size(rounded) < 0.35 * floats_size(len(exact))
-    assert model.inside(rounded)
-    white = model.metric(model.maximize(exact)).whiten(rounded - exact)
-    assert float(white @ white) / 2 <= 1e-3
-    assert numbers_size(told) < 0.45 * floats_size(len(told))
-    down = run.step().payload_down
-    assert down < 0.45 * 2 * floats_size(len(exact))

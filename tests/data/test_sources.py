@@ -530,7 +530,7 @@ def test_streams_and_what_they_cannot_do() -> None:
         return frame(rows).select("c1", "c0") if round_ else rows
 
     run = emfed.fitting.open_run(
-        emfed.gaussian_mixture(1), {"w": emfed.data.Stream(turning)}, emfed.FedEM()
+        emfed.gaussian_mixture(2), {"w": emfed.data.Stream(turning)}, emfed.FedEM()
     )
     with pytest.raises(emfed.DataError, match="some tables name their columns"):
         run.step()
@@ -539,7 +539,7 @@ def test_streams_and_what_they_cannot_do() -> None:
     narrow = emfed.data.Stream(
         lambda k: np.random.default_rng(k).normal(size=(9, 2 if k < 2 else 1))
     )
-    run = emfed.fitting.open_run(emfed.gaussian_mixture(1), {"bad": narrow}, emfed.FedEM())
+    run = emfed.fitting.open_run(emfed.gaussian_mixture(2), {"bad": narrow}, emfed.FedEM())
     run.step()
     with pytest.raises(emfed.DataError, match="worker 'bad', round 2: expected 2 columns; got 1"):
         run.step()

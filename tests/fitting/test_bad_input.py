@@ -431,8 +431,9 @@ def test_a_step_size_that_becomes_bad_in_mid_run() -> None:
 
 
 def test_an_e_step_that_is_not_finite_is_named() -> None:
-    run = emfed.fitting.open_run(make_model("diag"), GOOD, emfed.EM(), seed=0)
-    run.federation.data.rows[40] = np.inf  # worker 1 changes its data behind our back
+    data = emfed.data.as_workers(GOOD)
+    run = emfed.fitting.open_run(make_model("diag"), data, emfed.FedEM(), seed=0)
+    data.rows[40] = np.inf  # worker 1 changes its data behind our back
     with (
         np.errstate(invalid="ignore"),
         pytest.raises(emfed.NumericalError, match="worker 1, round 1: .* not finite"),

@@ -283,23 +283,6 @@ def test_step_sizes_that_are_functions_are_told_apart(tmp_path: Path) -> None:
         fit(make_model("diag"), TABLES, make(0.9), rounds=5, checkpoint=path, resume=True)
 
 
-def test_restoring_a_run_that_went_on_forgets_what_came_after(tmp_path: Path) -> None:
-    run = emfed.fitting.open_run(
-        make_model("diag"),
-        TABLES,
-        ALGORITHMS[1],
-        participation=emfed.algorithms.FixedSize(1),
-        seed=1,
-    )
-    run.step()
-    run.step()
-    run.save(tmp_path / "run")
-    first = [run.step().squared_H for _ in range(10)]
-    run.restore(tmp_path / "run")
-    assert run.memory_gap < 1e-12
-    assert [run.step().squared_H for _ in range(10)] == first
-
-
 def test_checkpoints_obey_the_umask(tmp_path: Path) -> None:
     fit(make_model("diag"), TABLES, rounds=1, checkpoint=tmp_path / "run")
     plain = tmp_path / "plain"

@@ -151,24 +151,6 @@ def test_over_a_network_the_answer_is_that_of_those_who_stayed(
         np.testing.assert_allclose(told(result.params), pooled("full", here), atol=2e-4)
 
 
-def test_memories_are_exact_after_every_change() -> None:
-    run = emfed.fitting.open_run(
-        emfed.gaussian_mixture(2, "diag"),
-        simulated({0: (4, 20), 1: (30, None)}),
-        emfed.FedEM(emfed.Dithering(3), step_size=0.3),
-        start="moments",
-        seed=2,
-    )
-    phases = set()
-    for _ in range(80):
-        run.step()
-        phases.add(run.phase)
-        assert run.memory_gap < 1e-12
-        assert run.weights.sum() == pytest.approx(1)
-    assert len(phases) == 4  # one left, it came back, another left
-    assert run.weights[1] == 0
-
-
 def test_a_start_given_by_parameters_needs_only_those_who_are_here(tmp_path: Path) -> None:
     """Patience or not decides: without it a start waits for everyone, as it always did."""
     model = emfed.gaussian_mixture(2, "full")

@@ -249,6 +249,6 @@ def test_of_many_components_the_nearest_pairs_are_tried() -> None:
         np.full(40, 1 / 40), np.repeat(centres[:, None], 2, axis=1), np.ones((40, 2))
     )
     run = emfed.fitting.open_run(emfed.gaussian_mixture(40, "diag"), data, start=params)
-    pairs = _pairs(run.model, run.state.statistics)
+    pairs = _pairs(run.model, run.statistics)
     assert len(pairs) == 100
     assert all(one % 2 == 0 and free == one + 1 for one, free in pairs[:20])

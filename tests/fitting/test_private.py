@@ -83,7 +83,7 @@ def test_the_rows_that_an_epsilon_needs_are_more_than_there_are() -> None:
     ("options", "word"),
     [
         ({"n_components": "2:4", "criterion": "aic"}, "by BIC"),
-        ({"start": "points"}, "start"),
+        ({"start": "merge"}, "start"),
         ({"algorithm": "FedEM"}, "algorithm"),
         ({"delta": 2.0}, "delta"),
     ],

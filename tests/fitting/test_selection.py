@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,13 +10,12 @@ import pytest
 from sklearn import datasets
 
 import emfed
-from emfed.core.protocols import View
 from emfed.fitting.candidates import contenders
-from emfed.fitting.driver import part_of, result_of, run_fit
+from emfed.fitting.driver import run_fit
 from emfed.fitting.selection import choose, floor_remarks
 from emfed.fitting.settings import FitSettings, read_range
 from emfed.network import StackedFederation
-from tests.helpers import BARE, first, make_data, plain_fit
+from tests.helpers import make_data, plain_fit
 from tests.registry import REGISTRY
 
 ROWS, _ = datasets.make_blobs(700, 3, centers=4, random_state=2)
@@ -129,37 +127,6 @@ def test_candidates_that_cannot_be_chosen_are_dropped() -> None:
     for row, (k, result) in zip(found.table, found.results.items(), strict=True):
         assert k == len(result.params.weights)
         assert row["log_likelihood"] == pytest.approx(result.log_likelihood(ROWS), abs=1e-6)
-
-
-@pytest.mark.parametrize(
-    "algorithm",
-    [emfed.AutoEM(), emfed.AutoEM(batch_size=20), emfed.FedEM(emfed.Dithering(4), in_metric=True)],
-    ids=["auto", "batches", "FedEM"],
-)
-@pytest.mark.parametrize("share", first([0.6, 1.0]))
-def test_memories_are_exact_when_candidates_go(algorithm: Any, share: float) -> None:
-    part = emfed.algorithms.Everyone() if share == 1 else emfed.algorithms.Bernoulli(share)
-    run = emfed.fitting.open_run(
-        emfed.gaussian_mixture(2, "diag"),
-        SITES,
-        algorithm,
-        n_components=(2, 4, 6),
-        participation=part,
-    )
-    for _ in range(5):
-        run.step()
-    before = run.state.statistics
-    bound: Any = run.model
-    kept = np.arange(*bound.cuts[1].indices(len(before)))
-    run.narrow(View((1,)))
-    assert run.memory_gap < 1e-12
-    np.testing.assert_array_equal(run.state.statistics, before[kept])
-    for _ in range(60):
-        run.step()
-    assert run.memory_gap < 1e-12
-    alone = plain_fit(emfed.gaussian_mixture(4, "diag"), SITES, rounds=300, start="auto")
-    ours = part_of(result_of(run, "rounds"), run.session, 1, run.state.statistics)
-    assert ours.log_likelihood(ROWS) == pytest.approx(alone.log_likelihood(ROWS), abs=1e-3)
 
 
 def test_who_can_still_be_chosen() -> None:
@@ -280,27 +247,6 @@ def test_a_combination_of_columns_without_spread_is_told_as_one() -> None:
     assert [h.columns for h in held] == [(0, 1)]
     assert held[0].share == pytest.approx(0.5, abs=0.02)
     assert "a combination of columns 0, 1 (50" in floor_remarks(result)[0]
-
-
-def test_workers_are_not_told_again_what_they_know(tmp_path: Path) -> None:
-    """A question at the last round's statistics carries no parameters, unless a disk was lost."""
-    sites = {
-        name: emfed.network.Site(rows, tmp_path / name, rules=BARE) for name, rows in SITES.items()
-    }
-    network = emfed.network.RemoteFederation(emfed.network.LocalTransport(sites))
-    model = emfed.gaussian_mixture(1, "diag")
-    run = emfed.fitting.open_run(model, network, n_components=(2, 3))
-    for _ in range(3):
-        before = run.state.statistics
-        run.step()
-    want = run.session.ask("values", run.view, run.model.maximize(before))
-    spent = run.ledger.total("down", "payload")
-    np.testing.assert_array_equal(run.ask_before(before), want)
-    assert run.ledger.total("down", "payload") == spent
-    for state in (tmp_path / "a").glob("*/state"):
-        state.unlink()
-    np.testing.assert_allclose(run.ask_before(before), want, rtol=1e-12)
-    assert run.ledger.total("down", "payload") > spent
 
 
 def test_a_column_that_factors_explain_wholly_is_no_collapse() -> None:

@@ -24,7 +24,7 @@ from emfed.fitting.starts.own import own_sketch
 from emfed.fitting.starts.sketch import Sketch, drawn
 from emfed.models.clusters import Buckets, lloyd, seed_centres
 from emfed.models.side_by_side import SideBySide
-from emfed.network import StackedFederation
+from emfed.network import FEDERATIONS, StackedFederation
 from emfed.testing import check_model
 from tests.helpers import make_data, make_model, plain_fit
 from tests.tables import FAMILIES, mixed_tables
@@ -139,20 +139,17 @@ def test_columns_that_do_not_go_together_are_not_columns_of_which_nobody_knows()
     assert found[3][0, 1] > 0.05
 
 
-@pytest.mark.parametrize(
-    ("start", "messages", "up", "down"), [("merge", 1, 110, 90), ("k-means", 5, 300, 1000)]
-)
-def test_the_start_of_many_workers_is_small(start: str, messages: int, up: int, down: int) -> None:
+def test_the_start_of_many_workers_is_small() -> None:
     """So many bytes a worker; what follows from the seed is never sent."""
     rng = np.random.default_rng(5)
     rows = rng.normal(size=(7000, 20)) + 2 * rng.normal(size=(10, 20))[rng.integers(10, size=7000)]
     run = emfed.fitting.open_run(
-        emfed.gaussian_mixture(10, "tied"), list(rows.reshape(100, 70, 20)), start=start, seed=1
+        emfed.gaussian_mixture(10, "tied"), list(rows.reshape(100, 70, 20)), start="merge", seed=1
     )
     told = run.ledger.summary()["start"]
-    assert told["up"]["messages"] == told["down"]["messages"] == 100 * messages
-    assert told["up"]["payload"] <= 100 * up
-    assert told["down"]["payload"] + told["down"]["envelope"] <= 100 * down
+    assert told["up"]["messages"] == 100
+    assert told["up"]["payload"] <= 100 * 110
+    assert told["down"]["payload"] + told["down"]["envelope"] <= 100 * 260
 
 
 def test_a_fit_of_one_more_component_may_begin_at_a_split(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,32 +208,6 @@ def test_no_worker_speaks_of_a_single_row(monkeypatch: pytest.MonkeyPatch) -> No
             np.testing.assert_allclose(said["mass"][told], members[told] / len(rows))
 
 
-def test_points_are_taken_by_choice_alone_and_with_a_warning() -> None:
-    tables = make_data(6)
-    rows = np.concatenate(tables)
-    with pytest.warns(emfed.EmfedWarning, match="records leave their workers"):
-        run = emfed.fitting.open_run(make_model("full"), tables, start="points", seed=2)
-    sent = run.ledger.summary()["start"]["up"]
-    assert sent["payload"] == 3 * 8 * 2  # three rows of two numbers
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for start in (None, "auto", "k-means", "moments"):
-            emfed.fitting.open_run(make_model("full"), tables, start=start)
-    session = opened(make_model("known"), tables, seed=1)
-    with pytest.warns(emfed.EmfedWarning):
-        found = search(session, [0], "points")[0]
-    # with a known covariance one EM step from the points moves them: they were rows of the data
-    assert session.phase == 0  # nobody was asked for a round
-    assert np.isfinite(session.view(WHOLE).maximize(found).means).all()
-    assert len(rows) == 142
-    plan = emfed.network.FaultPlan(seed=0)
-    network = emfed.network.FaultyFederation(
-        emfed.network.StackedFederation(emfed.data.as_workers(tables)), plan
-    )
-    with pytest.raises(emfed.SettingsError, match="start='points'"):
-        emfed.fitting.open_run(make_model("full"), None, start="points", federation=network)
-
-
 def test_models_that_clusters_cannot_start_say_so() -> None:
     tables = make_data(6)
     with pytest.raises(emfed.SettingsError, match="start='moments'"):
@@ -269,7 +240,7 @@ def test_columns_of_any_family_start_from_clusters() -> None:
         run = emfed.fitting.open_run(
             emfed.mixed_mixture(2, FAMILIES[kind]), tables, start="k-means"
         )
-        assert run.model.inside(run.state.statistics)
+        assert run.model.inside(run.statistics)
         assert run.ledger.summary()["start"]["up"]["payload"] > 0
     codes = [np.random.default_rng(j).integers(3, size=(30, 2)) for j in range(3)]
     categories = emfed.mixed_mixture(2, emfed.models.Categorical(3))
@@ -320,35 +291,28 @@ def test_one_candidate_in_trouble_does_not_hold_up_the_others() -> None:
 
 @pytest.mark.parametrize("federation", ["stacked", "loop"])
 def test_a_search_is_charged_and_repeatable(federation: Any) -> None:
-    tables = make_data(9, sizes=(50, 70, 60))
+    tables = FEDERATIONS[federation](emfed.data.as_workers(make_data(9, sizes=(50, 70, 60))))
     options: dict[str, Any] = {"start": "k-means", "n_init": 4, "seed": 3}
-    runs = [
-        emfed.fitting.open_run(make_model("full"), tables, federation=federation, **options)
-        for _ in range(2)
-    ]
-    np.testing.assert_array_equal(runs[0].state.statistics, runs[1].state.statistics)
+    runs = [emfed.fitting.open_run(make_model("full"), tables, **options) for _ in range(2)]
+    np.testing.assert_array_equal(runs[0].statistics, runs[1].statistics)
     books = runs[0].ledger.summary()
     assert books["start"]["up"]["payload"] > books["opening"]["up"]["payload"] > 0
     assert books["start"]["up"]["messages"] == books["start"]["down"]["messages"]
     assert books["round"]["up"]["messages"] == 0
     record = runs[0].records[0]
     assert record.bytes_up == runs[0].ledger.total("up")  # the opening record holds it all
-    assert record.evaluations > 10 * 180
-    other = emfed.fitting.open_run(
-        make_model("full"), tables, federation=federation, start="k-means", seed=4
-    )
-    assert not np.array_equal(other.state.statistics, runs[0].state.statistics)
+    assert record.evaluations >= 4 * 180
+    other = emfed.fitting.open_run(make_model("full"), tables, start="k-means", seed=4)
+    assert not np.array_equal(other.statistics, runs[0].statistics)
 
 
 def test_loop_and_stacked_find_the_same_start() -> None:
-    tables = make_data(9, sizes=(50, 70, 60))
+    workers = emfed.data.as_workers(make_data(9, sizes=(50, 70, 60)))
     found = [
-        emfed.fitting.open_run(make_model("diag"), tables, federation=name, start="auto", n_init=2)
-        for name in ("stacked", "loop")
+        emfed.fitting.open_run(make_model("diag"), made(workers), start="auto", n_init=2)
+        for made in FEDERATIONS.values()
     ]
-    np.testing.assert_allclose(
-        found[0].state.statistics, found[1].state.statistics, rtol=1e-8, atol=1e-10
-    )
+    np.testing.assert_allclose(found[0].statistics, found[1].statistics, rtol=1e-8, atol=1e-10)
 
 
 @pytest.mark.parametrize("n_init", [1, 2])

@@ -282,7 +282,7 @@ def test_compression_in_the_metric_ends_closer(kind: str) -> None:
             emfed.Dithering(1, block="row"), step_size=0.3, memory_rate=0.0, in_metric=metric
         )
         run = emfed.fitting.open_run(
-            emfed.mixed_mixture(2, FAMILIES[kind]), tables, algorithm, start=start, seed=3
+            emfed.mixed_mixture(2, FAMILIES[kind]), tables, algorithm, start=start, seed=3, tol=0
         )
         gaps = []
         for _ in range(80):

@@ -147,19 +147,17 @@ def test_checkpoints_resume_in_either(
 
 
 def test_faults_above_ray(federation: emfed.network.RayFederation) -> None:
-    plan = emfed.network.FaultPlan(
-        3, lose_reply=0.2, repeat_request=0.2, lose_disk=0.05, reorder=True
-    )
-    results = []
+    plan = emfed.network.FaultPlan(3, lose_reply=0.2, repeat_request=0.2, lose_disk=0.05)
+    runs = []
     for inner in (federation, emfed.network.StackedFederation(emfed.data.as_workers(TABLES))):
         faulty = emfed.network.FaultyFederation(inner, plan)
-        run = emfed.fitting.open_run(make_model("diag"), None, FEDEM, federation=faulty)
-        gaps = [(run.step(), run.memory_gap)[1] for _ in range(30)]
-        results.append((run.state, gaps))
-    (ours, our_gaps), (stacked, gaps) = results
-    assert ours.generation == stacked.generation > 0
+        runs.append(emfed.fitting.open_run(make_model("diag"), faulty, FEDEM, tol=0))
+        for _ in range(30):
+            runs[-1].step()
+    ours, stacked = runs
+    assert ours.server.generation == stacked.server.generation > 0
     np.testing.assert_allclose(ours.statistics, stacked.statistics, rtol=0, atol=1e-9)
-    np.testing.assert_allclose(our_gaps, gaps, rtol=1e-6, atol=1e-12)
+    np.testing.assert_allclose(ours.memories, stacked.memories, rtol=0, atol=1e-9)
 
 
 @pytest.mark.long
@@ -290,31 +288,23 @@ def test_portions_are_even_and_none_is_empty() -> None:
     ),
     ids=["VR-FedEM killed", "EM stuck", "FedEM killed"],
 )
-def test_an_actor_that_is_lost_costs_a_generation_and_nothing_else(
-    algorithm: Any, how: signal.Signals
-) -> None:
+def test_an_actor_that_is_lost_costs_nothing(algorithm: Any, how: signal.Signals) -> None:
+    """Whoever drives the fit keeps what workers remember."""
     deadline = 3.0 if how == signal.SIGSTOP else None
     start = emfed.fit(make_model("diag"), TABLES, rounds=20).params
+    options: dict[str, Any] = {"start": start, "tol": 0}
     with emfed.network.RayFederation(TABLES, actors=2, deadline=deadline) as federation:
-        run = emfed.fitting.open_run(
-            make_model("diag"), None, algorithm, federation=federation, start=start
-        )
-        undisturbed = emfed.fitting.open_run(make_model("diag"), TABLES, algorithm, start=start)
+        run = emfed.fitting.open_run(make_model("diag"), federation, algorithm, **options)
+        undisturbed = emfed.fitting.open_run(make_model("diag"), TABLES, algorithm, **options)
         first = federation.processes
-        for round_ in range(1, 401):
+        for round_ in range(1, 41):
             if round_ == 5:
                 os.kill(federation.processes[1], how)
             run.step()
             undisturbed.step()
-            assert run.state.generation == (round_ >= 5)
-            if round_ < 20:
-                assert run.memory_gap < 1e-12
         assert federation.processes[0] == first[0]
         assert federation.processes[1] != first[1]
-    tolerance = 1e-8 if not isinstance(algorithm, emfed.VRFedEM) else 0.02
-    np.testing.assert_allclose(
-        run.state.statistics, undisturbed.state.statistics, rtol=0, atol=tolerance
-    )
+    np.testing.assert_allclose(run.statistics, undisturbed.statistics, rtol=0, atol=1e-8)
 
 
 @pytest.mark.long

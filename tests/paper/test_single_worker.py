@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 import emfed
-from emfed.algorithms import EM
 from emfed.core.streams import Purpose, choose, uniforms
 from emfed.data.synthetic import START, TRUTH
 from paper import Job
@@ -22,57 +21,58 @@ ROWS = 300
 
 
 @pytest.fixture(scope="module")
-def opened() -> emfed.fitting.Run:
+def opened() -> Any:
+    """A bound model, its rows, and where EM starts."""
     model = emfed.gaussian_mixture(2, "known", known_covariance=TRUTH.covariances)
     data = emfed.data.synthetic_federation(1, workers=1, rows_per_worker=ROWS)
-    return emfed.fitting.open_run(model, data, start=START)
+    run = emfed.fitting.open_run(model, data, start=START)
+    return run.model, data.rows, run.statistics
 
 
-def em_step(run: emfed.fitting.Run, statistics: Any) -> Any:
-    return run.model.expected_statistics(run.federation.data.rows, run.model.maximize(statistics))
+def em_step(model: Any, rows: Any, statistics: Any) -> Any:
+    return model.expected_statistics(rows, model.maximize(statistics))
 
 
 @pytest.mark.parametrize("name", SIBLINGS)
-def test_with_full_batches_it_is_em(opened: emfed.fitting.Run, name: str) -> None:
-    rows, statistics = opened.federation.data.rows, opened.state.statistics
-    moves = SIBLINGS[name](opened.model, rows, statistics, 1.0, ROWS, 5, 0)
+def test_with_full_batches_it_is_em(opened: Any, name: str) -> None:
+    model, rows, statistics = opened
+    moves = SIBLINGS[name](model, rows, statistics, 1.0, ROWS, 5, 0)
     for move in itertools.islice(moves, 12):
-        statistics = em_step(opened, statistics)
+        statistics = em_step(model, rows, statistics)
         np.testing.assert_allclose(move.statistics, statistics, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", SIBLINGS)
-def test_it_ends_at_a_fixed_point_of_em(opened: emfed.fitting.Run, name: str) -> None:
-    rows, statistics = opened.federation.data.rows, opened.state.statistics
-    moves = SIBLINGS[name](opened.model, rows, statistics, 0.2, 10, 20, 3)
+def test_it_ends_at_a_fixed_point_of_em(opened: Any, name: str) -> None:
+    model, rows, statistics = opened
+    moves = SIBLINGS[name](model, rows, statistics, 0.2, 10, 20, 3)
     for move in itertools.islice(moves, 2000):
         statistics = move.statistics
-    field = em_step(opened, statistics) - statistics
+    field = em_step(model, rows, statistics) - statistics
     assert field @ field < 1e-20
     assert move.mean_field @ move.mean_field < 1e-20
 
 
 @pytest.mark.parametrize("name", SIBLINGS)
-def test_the_estimate_of_the_field_is_unbiased(opened: emfed.fitting.Run, name: str) -> None:
+def test_the_estimate_of_the_field_is_unbiased(opened: Any, name: str) -> None:
     """Some rounds on, the mean of H over many next batches is h, within its standard error."""
-    rows, start = opened.federation.data.rows, opened.state.statistics
+    model, rows, start = opened
     fields, truth = [], None
     for seed in range(300):
-        moves = SIBLINGS[name](opened.model, rows, start, 1e-9, 10, 100, seed)
+        moves = SIBLINGS[name](model, rows, start, 1e-9, 10, 100, seed)
         first = next(moves)  # a step so small that S stays where it was
         fields.append(next(moves).mean_field)
-        truth = em_step(opened, first.statistics) - first.statistics
+        truth = em_step(model, rows, first.statistics) - first.statistics
     assert truth is not None
     error = np.abs(np.mean(fields, axis=0) - truth)
     assert np.all(error < 5 * np.std(fields, axis=0) / np.sqrt(300) + 1e-7)
 
 
-def test_they_cost_what_the_papers_say(opened: emfed.fitting.Run) -> None:
-    rows, statistics = opened.federation.data.rows, opened.state.statistics
+def test_they_cost_what_the_papers_say(opened: Any) -> None:
+    model, rows, statistics = opened
     costs = {
         name: [
-            m.evaluations
-            for m in itertools.islice(make(opened.model, rows, statistics, 0.1, 7, 3, 0), 7)
+            m.evaluations for m in itertools.islice(make(model, rows, statistics, 0.1, 7, 3, 0), 7)
         ]
         for name, make in SIBLINGS.items()
     }
@@ -110,10 +110,10 @@ def test_online_em_is_fedem_with_one_worker(tmp_path: Path) -> None:
     )
     columns = run_job(Job("e", "r", settings, 4), tmp_path, lambda share: None)
     data = emfed.data.synthetic_federation(4, workers=1, rows_per_worker=ROWS)
-    run = emfed.fitting.open_run(synthetic_mixture(), data, EM(), start=START)
-    statistics, step = run.state.statistics, emfed.algorithms.Decreasing(1.0, 0.6)
+    run = emfed.fitting.open_run(synthetic_mixture(), data, start=START)
+    statistics, step = run.statistics, emfed.algorithms.Decreasing(1.0, 0.6)
     for k in range(1, 16):
-        field = em_step(run, statistics) - statistics
+        field = em_step(run.model, data.rows, statistics) - statistics
         assert columns["squared_h"][k] == pytest.approx(field @ field, rel=1e-9)
         u = uniforms(4, k, Purpose.BATCH, np.zeros(1, np.int64), 20)
         batch = data.rows[choose(u, np.array([ROWS]))[0]]
@@ -147,9 +147,9 @@ def test_the_distance_of_memories_is_what_they_lack(tmp_path: Path) -> None:
         return float(columns["memory_error"][-1])
 
     data = emfed.data.synthetic_federation(0, workers=4, rows_per_worker=25, split="sorted")
-    run = emfed.fitting.open_run(synthetic_mixture(), data, EM(), start=START)
+    run = emfed.fitting.open_run(synthetic_mixture(), data, start=START)
     tables = data.rows.reshape(4, 25, 2)
-    fields = run.model.expected_statistics(tables, run.params) - run.state.statistics
+    fields = run.model.expected_statistics(tables, run.params) - run.statistics
     lacking = (fields**2).sum(axis=1).mean()
     assert first(memory_rate=0.0) == pytest.approx(lacking, rel=1e-6)
     assert first(memory_rate=0.5) < 1e-12 * lacking

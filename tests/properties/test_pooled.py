@@ -98,6 +98,7 @@ def test_uniform_weights_on_unequal_workers_keep_covariances_positive(kind: str,
             weights="uniform",
             seed=seed,
             start="moments",
+            tol=0,
         )
         for _ in range(60):
             run.step()

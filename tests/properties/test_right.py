@@ -93,7 +93,7 @@ def test_noise_is_judged_where_a_far_step_leads() -> None:
     another optimum, 0.017 nats below EM's."""
     tables, model = parts("heavy-tailed", 4, 300, 5), emfed.gaussian_mixture(3, "full")
     run = emfed.fitting.open_run(model, tables, "em", start="auto", seed=4)
-    statistics, bound = run.state.statistics, run.model
+    statistics, bound = run.statistics, run.model
     for _ in range(100):
         seen = mean(bound, tables, bound.maximize(statistics))
         statistics = bound.protect(statistics, seen)

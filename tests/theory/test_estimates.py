@@ -14,7 +14,6 @@ from emfed import theory
 from emfed.data.files import parquet_labels, parquet_workers
 from emfed.data.synthetic import START, TRUTH
 from emfed.data.tables import WorkerTables
-from emfed.fitting.by_hand import open_run
 from emfed.models import LinearGaussian, Location
 
 
@@ -51,7 +50,9 @@ def test_the_descent_inequality_holds_where_it_was_measured(kind: str, in_metric
     problem = found.problem
     assert problem.v_min > 0
     assert found.directions == found.layout.size - 1  # masses sum to one
-    run = open_run(model, data, emfed.FedEM(step_size=1.0), start="moments", tol=0, rounds=5)
+    run = emfed.fitting.open_run(
+        model, data, emfed.FedEM(step_size=1.0), start="moments", tol=0, rounds=5
+    )
     bound, rows = run.model, np.asarray(data.rows)
     for _ in range(4):
         point = run.statistics

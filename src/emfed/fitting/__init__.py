@@ -1,8 +1,8 @@
 """From data and settings to a fitted model."""
 
 from emfed.core.records import Records, RoundRecord
-from emfed.fitting.face import fit, open_run, select_components
-from emfed.fitting.rounds import Run
+from emfed.fitting.by_hand import Run, open_run
+from emfed.fitting.face import fit, select_components
 from emfed.fitting.selection import Selection
 from emfed.fitting.settings import FitSettings
 from emfed.fitting.stopping import Monitor, Stop

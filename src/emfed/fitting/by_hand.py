@@ -48,8 +48,7 @@ class Run(Iterator[RoundRecord]):
     >>> import emfed
     >>> data = emfed.data.synthetic_federation(workers=4, rows_per_worker=50)
     >>> model = emfed.gaussian_mixture(2, "tied")
-    >>> from emfed.fitting.by_hand import open_run
-    >>> run = open_run(model, data, emfed.FedEM(emfed.Dithering(4)), rounds=3)
+    >>> run = emfed.fitting.open_run(model, data, emfed.FedEM(emfed.Dithering(4)), rounds=3)
     >>> [record.round for record in run]
     [1, 2, 3]
     >>> run.result.rounds
@@ -225,8 +224,7 @@ def open_run(
     >>> import emfed
     >>> data = emfed.data.synthetic_federation(workers=4, rows_per_worker=50)
     >>> model = emfed.gaussian_mixture(2, "tied")
-    >>> from emfed.fitting.by_hand import open_run
-    >>> run = open_run(model, data, emfed.FedEM(emfed.Dithering(4)), tol=0)
+    >>> run = emfed.fitting.open_run(model, data, emfed.FedEM(emfed.Dithering(4)), tol=0)
     >>> [run.step().round for _ in range(3)]
     [1, 2, 3]
     >>> bool(abs(run.weights @ run.memories - run.memory).max() < 1e-12)

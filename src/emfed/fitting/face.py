@@ -14,11 +14,9 @@ from emfed.core.errors import EmfedWarning, SettingsError, check_count
 from emfed.core.protocols import Federation
 from emfed.data.workers import as_workers
 from emfed.fitting import driver, in_process, live
-from emfed.fitting.driver import begin_run, main_view, open_session, start_at
 from emfed.fitting.fitted import NOBODY, Fitted, Watch
 from emfed.fitting.private_in_process import private_fit
 from emfed.fitting.progress import progress
-from emfed.fitting.rounds import Run
 from emfed.fitting.selection import Selection
 from emfed.fitting.settings import FitSettings
 from emfed.fitting.stopping import Callback, Monitor, Stop
@@ -240,75 +238,6 @@ def select_components(
         k = given.numbers[0]
         return Selection(fitted.result, k, {k: fitted.result}, (), given.criterion)
     return fitted.selection
-
-
-def open_run(
-    model: Any,
-    data: Any,
-    algorithm: Any = None,
-    *,
-    groups: Any | None = None,
-    sample_weight: Any | None = None,
-    federation: FederationName = "stacked",
-    monitor: Monitor | None = None,
-    count_bytes: bool = True,
-    device: Any | None = None,
-    precision: Precision = "double",
-    **settings: Any,
-) -> Run:
-    """Make the opening exchange and the start: a `Run` ready for its first round, to drive by hand.
-
-    ``run.federation.close()`` ends the processes of ``federation="ray"``.
-
-    Parameters
-    ----------
-    model : Model
-        The model.
-    data : table, dict, list or Federation
-        The rows, as in `fit`.
-    algorithm : Algorithm or str, optional
-        The algorithm, as in `fit`.
-    groups : array or str, optional
-        The worker of each row of one table: values, or the name of a column of a data frame.
-    sample_weight : array or sequence of arrays, optional
-        How much each row counts, in the shape of the data.
-    federation : {"stacked", "loop", "ray"}
-        How data that are here are driven, as in `fit`.
-    monitor : Monitor, optional
-        What records |h|^2 and the objective, at the cost of full passes.
-    count_bytes : bool
-        Whether the ledger is kept.
-    device : str, optional
-        The device of the passes over rows, such as "cuda".
-    precision : {"double", "fast"}
-        Whether answers of the device agree with numpy's to rounding, or to six digits.
-    **settings : object
-        All other fields of `FitSettings`.
-
-    Returns
-    -------
-    Run
-        The run, before its first round.
-
-    Examples
-    --------
-    >>> import emfed
-    >>> data = emfed.data.synthetic_federation(workers=4, rows_per_worker=50)
-    >>> model = emfed.gaussian_mixture(2, "tied")
-    >>> run = emfed.fitting.open_run(model, data, emfed.FedEM(emfed.Dithering(4), step_size=0.5))
-    >>> [run.step().round for _ in range(3)]
-    [1, 2, 3]
-    """
-    given = FitSettings.read(model, algorithm, **settings)
-    with contextlib.ExitStack() as on_error:
-        network = on_error.enter_context(
-            federation_of(federation, data, groups, sample_weight, device, precision)
-        )
-        session, parts = open_session(given, network, [], count_bytes)
-        view = main_view(session, parts, False)
-        run = begin_run(given, session, view, start_at(given, session, parts, view), monitor)
-        on_error.pop_all()
-    return run
 
 
 @contextlib.contextmanager

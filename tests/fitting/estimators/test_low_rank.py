@@ -266,7 +266,6 @@ def test_intervals_draws_and_model_files(tmp_path: Path) -> None:
         ({"covariance_type": "diag"}, "covariance_type='diag' does not go with rank"),
         ({"families": "gaussian"}, "families='gaussian' does not go with rank"),
         ({"start": "k-means"}, "start='k-means' does not go with rank"),
-        ({"start": "points"}, "start='points' does not go with rank"),
         ({"penalty": -1.0}, "penalty"),
         ({"penalty": np.nan}, "penalty"),
         ({"rank": None, "penalty": 2.0}, "give a rank too"),

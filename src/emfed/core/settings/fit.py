@@ -16,7 +16,7 @@ Criterion = Literal["aic", "bic", "icl", "held-out"]
 PATIENCE = 3
 """Rounds in a row that a worker may miss. The memory of an absent worker is a constant force: of
 three sites one that left after round 3 ends the run at -19.6 nats a row in place of -3.69."""
-STARTS = ("auto", "merge", "k-means", "moments", "points")
+STARTS = ("auto", "merge", "k-means", "moments")
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,13 +67,12 @@ class FitFields:
         "Where the fit starts: merge (clusters of each worker's own rows), k-means (cluster sums "
         "and counts), moments (the spread of all data), or auto: k-means where the model has "
         "clusters, else moments; without masks merge takes its place from 50 workers on.",
-        more='In Python also "points" (rows of the data leave their workers), or parameters in the '
-        "user's units.",
+        more="In Python also parameters in the user's units.",
         takes="str or parameters",
         words=STARTS,
         panel=ALGORITHM,
         metavar="NAME",
-        option_words=STARTS[:4],
+        option_words=STARTS,
     )
     n_init: int = setting(
         1,

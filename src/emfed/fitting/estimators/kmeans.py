@@ -35,8 +35,7 @@ class FederatedKMeans(
     {n_init}
     {moves}
     start : str or Centres
-        "auto", "merge", "k-means", "moments", "points" or centres; raw points leave their workers
-        with "points" alone.
+        "auto", "merge", "k-means", "moments" or centres.
     algorithm : str or Algorithm
         "em" (Lloyd's algorithm), "auto", "FedEM", "VR-FedEM" or an algorithm of emfed.
     {warm_start}
