@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from emfed.aggregation.coded import DIGEST_BYTES, Adder, Books, News
 from emfed.aggregation.codes import apart, framed
@@ -57,8 +58,8 @@ class CodedGather:
         """What so many workers keep now: columns that begin are added."""
         found = dict(states)
         for name, one in zip(self.names, self.gathers, strict=True):
-            blank = {n: np.stack([np.asarray(v)] * workers) for n, v in one.fields().items()}
-            found[name] = states.get(name) or blank
+            if not found.get(name):
+                found[name] = {n: _of_all(blank, workers) for n, blank in one.fields().items()}
         return found
 
     def message(self, rows: SiteWorkers, worker: int, states: Mapping[str, States]) -> bytes:
@@ -131,6 +132,15 @@ class CodedGather:
         taken = news.up + self.books.workers * (DIGEST_BYTES + size)
         sent = told if isinstance(self.ask, Gathers) else told[0]
         return Heard(sent, news.arrived, news.passes, taken, news.up)
+
+
+def _of_all(blank: Any, workers: int) -> NDArray[Any]:
+    """A column that begins with the same for all. Zeros take no memory until they are written."""
+    first = np.asarray(blank)
+    column = np.zeros((workers, *first.shape), dtype=first.dtype)
+    if first.any():
+        column[:] = first
+    return column
 
 
 def _answers(one: Gather, pieces: Mapping[int, bytes], totals: FloatArray) -> Answers:
