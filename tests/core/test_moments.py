@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import emfed
 from emfed.core.errors import WireError
 from emfed.core.wire import (
     decode_moments,
@@ -107,5 +106,3 @@ def test_hostile_moments_are_refused_or_finite(data: bytes, count: int) -> None:
             continue
         assert values.shape == (count,)
         assert np.isfinite(values).all()
-
-

@@ -43,6 +43,11 @@ class Run(Iterator[RoundRecord]):
     met a limit. A round in which workers raise an error may be made again. With several starts or
     candidates ``model``, ``statistics`` and ``params`` are those of the first.
 
+    Parameters
+    ----------
+    begun : Begun
+        A fit that has asked for nothing yet.
+
     Examples
     --------
     >>> import emfed
@@ -58,6 +63,8 @@ class Run(Iterator[RoundRecord]):
     def __init__(self, begun: Begun) -> None:
         self._begun, self._course = begun, begun.course
         self._ask: Any = None
+        self._heard: Innovations | None = None
+        """What FedEM or VR-FedEM asked last."""
         self._outcome: Conclusion | None = None
         self._go_on(partial(next, begun.program))
         self._until_round()
@@ -131,10 +138,9 @@ class Run(Iterator[RoundRecord]):
 
     @property
     def _innovations(self) -> Innovations:
-        for one in joined(self._ask):
-            if isinstance(one, Innovations):
-                return one
-        raise SettingsError("FedEM and VR-FedEM have memories, and while they make rounds.")
+        if self._heard is None:
+            raise SettingsError("only the rounds of FedEM and VR-FedEM have memories to look at.")
+        return self._heard
 
     def step(self) -> RoundRecord:
         """Make a round; an error if the fit has ended."""
@@ -183,6 +189,8 @@ class Run(Iterator[RoundRecord]):
             self._course.complete(LastSum(0, end.value.final.estimate.left))
         else:
             self._course.complete(last_of(self._ask))
+            heard = (one for one in joined(self._ask) if isinstance(one, Innovations))
+            self._heard = next(heard, self._heard)
 
 
 def open_run(
