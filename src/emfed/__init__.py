@@ -1,10 +1,9 @@
 """Federated Expectation-Maximization.
 
 Fit latent-variable models on data that may not be pooled: workers send compressed statistics of
-their rows. Between three sites or more these are masked, so that a server that follows the protocol
-learns sums alone. A server that lies can still read rows: docs/what-the-server-learns.md says what
-keeps rows secret and what does not. Start with `fit`, or with an estimator such as
-`FederatedGaussianMixture`.
+their rows. Between three sites or more these are masked, so that nobody learns those of one site:
+docs/what-the-server-learns.md says what keeps rows secret and what does not. Start with `fit`, or
+with an estimator such as `FederatedGaussianMixture`.
 
 What most fits need is here. The rest is in `emfed.models`, `emfed.compressors`, `emfed.algorithms`
 (participation, step sizes), `emfed.data` (files, streams), `emfed.network` (federations, sites,

@@ -128,20 +128,17 @@ def protections(result: Result) -> str:
         noise = f"Every answer had noise, {and_}{private['words']}."
     if _followed(result):
         return f"{MEMBERS[masked(result)]} {noise}"
-    if masked(result):
-        return (
-            "Secure sums were on: what left a site was masked, and a server that follows the "
-            f"protocol learned sums over all sites that took part. {noise} {_lying(result)}"
-        )
+    told = "sums over all sites that took part" if masked(result) else "the messages of each site"
     return (
-        "Secure sums were off: the server sees the messages of each site one by one. "
-        f"{noise} {_lying(result)}"
+        f"Secure sums were {'on' if masked(result) else 'off'}: the server learned {told}. {noise} "
+        "Release 0.1 fitted it: there a server that lied could read rows of a site."
     )
 
 
 def _followed(result: Result) -> bool:
     """Whether all members followed the fit, so that nobody was asked anything."""
-    return result.company is not None
+    facts = result.facts
+    return facts is None or facts.simulated or facts.company is not None
 
 
 MEMBERS = {
@@ -157,16 +154,6 @@ MEMBERS = {
     ),
 }
 """What members and relay learned of fits that everyone follows, with masks and without."""
-
-
-def _lying(result: Result) -> str:
-    """What a server that does not follow the protocol can do."""
-    if not _private(result):
-        return "A server that lies can read rows of a site that it names, masked or not."
-    return (
-        "The noise holds against a server that lies only at sites whose rules have a "
-        "largest_epsilon: others answer it in a run without noise, too."
-    )
 
 
 def least_rows(result: Result) -> str:

@@ -51,7 +51,8 @@ def serve(
     """Fit a model over a network: wait for sites, follow the fit with them, write the model.
 
     The server adds what sites send and reads the sums, as an analyst. It chooses what is fitted,
-    and nothing that a site computes: every site follows the fit itself.
+    and nothing that a site computes: every site follows the fit itself
+    (docs/what-the-server-learns.md).
 
     Started again after a crash it goes on where it was. Ctrl-C ends the run with what it has
     reached; a second one stops at once, and the same command resumes.

@@ -97,7 +97,7 @@ class SiteRules:
         10,
         1,
         "The site takes part with so many rows at least, and not where fewer rows than that "
-        "changed since it took part before.",
+        "changed since it took part before. In a private fit noise takes the place of both.",
         "int",
     )
     spare_rows: int | None = _rule(
@@ -278,7 +278,10 @@ class SiteRules:
                 "Analysts choose the columns: they learn moments of any column with any other."
             )
         if self.mini_batches:
-            told.append("Sums over mini-batches tell of as few rows as a batch has.")
+            told.append(
+                "Sums over mini-batches tell of as few rows as a batch has, and analysts know "
+                "which these are."
+            )
         for name, words in (
             ("largest_rounds", "More exchanges"),
             ("largest_fits", "More fits"),
@@ -315,6 +318,6 @@ def rules_table() -> str:
     lines = [f"| rule | {CAREFUL} | {TRUSTING} | |", "| --- | --- | --- | --- |"]
     for known in fields(SiteRules):
         values = (known.default, known.metadata[TRUSTING])
-        words = known.metadata["declared"].help.replace("``", "`")
+        words = known.metadata["declared"].help.replace("``", "`").replace("None is", "`false` is")
         lines.append(f"| `{known.name}` | {' | '.join(map(written, values))} | {words} |")
     return "\n".join(lines) + "\n"

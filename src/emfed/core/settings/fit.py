@@ -230,8 +230,7 @@ class FitFields:
     masks: bool | None = setting(
         None,
         "Whether workers mask their numbers: each rounds to a common lattice and, between "
-        "machines, adds masks that cancel in the sum. A server that follows the protocol then "
-        "learns the sum alone; one that lies can still read rows "
+        "machines, adds masks that cancel in the sum, so that nobody learns one worker's "
         "(docs/what-the-server-learns.md).",
         more="With None it is so between machines with three sites or more, and nowhere else. In a "
         "private fit three workers or more mask unless it is False; without masks each adds all of "

@@ -176,7 +176,7 @@ class ImputeFields:
     )
     masks: bool | None = setting(
         None,
-        'Whether a server that follows the protocol learns sums over workers alone ("observed"); '
+        'Whether sums over workers alone are told ("observed"); '
         "None is what the federation says: masks between machines with three sites or "
         "more.",
         takes="bool or None",
