@@ -10,7 +10,8 @@ from scipy.optimize import minimize
 
 import emfed
 from emfed.models import Occupancy
-from emfed.network import LocalTransport, RemoteFederation, Site, SiteRules
+from emfed.network import RemoteFederation
+from emfed.network.owner_rules import SiteRules
 from emfed.testing import check_model
 from tests.network.processes import real_sites
 
@@ -64,19 +65,19 @@ def test_detection_is_not_presence() -> None:
     assert np.all(there[(np.nan_to_num(rows[:, :4]) > 0).any(axis=1)] == pytest.approx(1))
 
 
-def test_sites_with_their_own_rows_give_what_one_process_gives(tmp_path: Path) -> None:
-    tables = [places(80, seed) for seed in range(3)]
-    rules = SiteRules.loosest()
-    sites = {str(i): Site(t, tmp_path / str(i), rules=rules) for i, t in enumerate(tables)}
-    options = {"algorithm": emfed.FedEM(emfed.Dithering(8)), "start": "moments", "rounds": 15}
-    there = emfed.fit(MODEL, None, federation=RemoteFederation(LocalTransport(sites)), **options)
-    here = emfed.fit(MODEL, tables, **options)
-    assert np.allclose(there.statistics, here.statistics, atol=1e-9)
-    assert there.ledger.summary() == here.ledger.summary()
+def test_sites_with_masks_give_what_one_process_gives(tmp_path: Path) -> None:
+    tables = {name: places(80, seed) for seed, name in enumerate(("north", "south", "west"))}
+    options = {"start": "moments", "rounds": 15, "tol": 0}
+    rules = SiteRules(models=["occupancy"])
+    with emfed.network.LocalSites(tables, rules=rules) as sites:
+        there = emfed.fit(MODEL, sites, "em", **options)
+    here = emfed.fit(MODEL, tables, "em", **options)
+    assert there.rounds == here.rounds
+    assert np.allclose(there.statistics, here.statistics, atol=1e-4)
     path = tmp_path / "occupancy.emfed"
-    here.save(path)
+    there.save(path)
     again = emfed.load(path)
-    assert np.allclose(again.params.presence, here.params.presence)
+    assert np.allclose(again.params.presence, here.params.presence, atol=1e-2)
 
 
 def test_sites_in_processes_of_their_own_give_what_one_process_gives(tmp_path: Path) -> None:
@@ -88,7 +89,6 @@ def test_sites_in_processes_of_their_own_give_what_one_process_gives(tmp_path: P
         network = RemoteFederation(sites, masks=False)
         there = emfed.fit(MODEL, None, emfed.EM(), federation=network, **options)
     assert np.allclose(there.statistics, here.statistics, atol=1e-9)
-    assert there.ledger.total("up") == here.ledger.total("up")
     for name in ("presence", "detection"):
         found, wanted = (r.errors_of(lambda p, n=name: getattr(p, n)) for r in (there, here))
         assert np.allclose(found, wanted, rtol=1e-4)
