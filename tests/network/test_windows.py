@@ -31,13 +31,13 @@ import emfed.cli.main
 for found in pkgutil.walk_packages(emfed.network.__path__, "emfed.network."):
     if ".flower" not in found.name and not found.name.endswith(".cluster"):
         importlib.import_module(found.name)
-from emfed.network import LocalTransport, RemoteFederation
+from emfed.network import LocalSites
 rows = np.random.default_rng(0).normal(size=(3, 40, 2))
 with tempfile.TemporaryDirectory() as folder:
-    transport = LocalTransport.of(dict(zip("abc", rows)), folder)
-    result = emfed.fit(emfed.gaussian_mixture(1, "diag"), RemoteFederation(transport), rounds=2)
+    sites = LocalSites(dict(zip("abc", rows)), directory=folder)
+    result = emfed.fit(emfed.gaussian_mixture(1, "diag"), sites, rounds=2)
     assert np.allclose(result.params.means, rows.mean(axis=(0, 1)), atol=1e-3)
-    with emfed.network.websocket.listen("127.0.0.1:0", insecure=True) as server:
+    with emfed.network.listen("127.0.0.1:0", insecure=True) as server:
         assert server.port
 print("works")
 """
