@@ -45,7 +45,7 @@ from benchmarks.gpu import bench_gpu
 from benchmarks.hostile import bench_hostile
 from benchmarks.house import GOALS, bench_house, places, write_table
 from benchmarks.imputation import Kept, bench_imputation, bench_index, goals
-from benchmarks.judging import bench_coverage, bench_exchanges, bench_mistakes
+from benchmarks.judging import bench_coverage, bench_doubts, bench_exchanges, bench_mistakes
 from benchmarks.ledger import bench_mnist, bench_pays
 from benchmarks.messages import bench_messages
 from benchmarks.models import bench_models
@@ -996,6 +996,16 @@ def mistakes(console: Console) -> list[dict[str, Any]]:
     return rows + exchanges
 
 
+def doubts(console: Console) -> list[dict[str, Any]]:
+    """False alarms of sites about ordinary tables."""
+    rows = list(bench_doubts())
+    lines = [(row["table"], row["designs"], row["warned"]) for row in rows]
+    total = ("all", *(sum(row[name] for row in rows) for name in ("designs", "warned")))
+    heads = ("table", "ways to cut it into sites", "with a false alarm")
+    show(console, "Sites that doubt without a reason", heads, [*lines, total])
+    return rows
+
+
 SECTIONS: dict[str, Callable[[Console], Any]] = {
     "startup": startup,
     "speed": speed,
@@ -1022,6 +1032,7 @@ SECTIONS: dict[str, Callable[[Console], Any]] = {
     "merged": merged,
     "coverage": coverage,
     "mistakes": mistakes,
+    "doubts": doubts,
     "house": house,
     "figure": figure,
     "answer": answer,

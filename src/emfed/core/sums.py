@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Hashable, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
@@ -64,6 +64,14 @@ class Rows(Protocol):
 
         ``ragged`` says that the function takes the rows of many workers on a device at once.
         """
+
+
+@runtime_checkable
+class HoldsTables(Protocol):
+    """Rows that are known worker by worker to whoever holds them."""
+
+    def tables(self) -> Iterator[tuple[int, FloatArray]]:
+        """The number of rows of each worker, and some of them."""
 
 
 @runtime_checkable

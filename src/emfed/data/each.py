@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, final
 
 import numpy as np
 
 from emfed.core.protocols import Model
 from emfed.core.sums import FloatArray, IntArray, Mean, Pick
-from emfed.data.tables import Workers, apart, gather
+from emfed.data.tables import Workers, apart, gather, tables
 from emfed.data.workers import picked
 
 
@@ -122,6 +122,10 @@ class OneWorker:
             for own in [piece] if ragged else apart(piece):
                 total = total + own.share * self.total * mean(own.rows, own.padding)[0]
         return np.asarray(total)
+
+    def tables(self) -> Iterator[tuple[int, FloatArray]]:
+        """The number of rows, and some of them."""
+        return tables(self._among.data, [self._worker - self._among.first])
 
     def picked(self, pick: Pick) -> OneWorker:
         """Some of the rows."""

@@ -14,7 +14,7 @@ from emfed.core.protocols import Model
 from emfed.core.sums import FloatArray, Mean, Pick
 from emfed.core.wording import Setting, Wording
 from emfed.data.sources import chunks
-from emfed.data.tables import Piece, Workers, apart
+from emfed.data.tables import Piece, Workers, apart, tables
 from emfed.data.workers import WorkerData, picked
 from emfed.models.mixture import to_numpy
 from emfed.models.naming import rows_named
@@ -78,6 +78,10 @@ class HeldRows:
             values = mean(piece.rows, piece.padding)
             total = total + (piece.share * self._counts_for[piece.positions]) @ values
         return np.asarray(total)
+
+    def tables(self) -> Iterator[tuple[int, FloatArray]]:
+        """The number of rows of each worker, and some of them."""
+        return tables(self.data, range(self.data.size))
 
     def picked(self, pick: Pick) -> HeldRows:
         """Some of these rows."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, final
 
@@ -16,6 +16,7 @@ from emfed.core.protocols import FloatArray, IntArray
 from emfed.data.reading import match_columns, read_table
 from emfed.data.sources import Source, Stream, chunks
 from emfed.models.devices import Precision, Ragged, ragged
+from emfed.models.mixture import to_numpy
 
 
 def gather(rows: Any, indices: IntArray) -> Any:
@@ -48,6 +49,23 @@ class Piece(NamedTuple):
     """The part of the workers' rows, by weight, that this is."""
     first: int
     """How many of their rows came before."""
+
+
+def tables(data: Workers, workers: Iterable[int]) -> Iterator[tuple[int, FloatArray]]:
+    """The number of rows of these workers, and some of the rows: evenly spread ones, or of files
+    the first. Nothing where rows have weights, or are others each time.
+    """
+    plain = data.row_weights is None and not data.streaming
+    for worker in workers if plain else ():
+        rows = data.worker(worker)
+        count = int(rows.shape[0])
+        stride = 1 if isinstance(rows, Source) else max(1, -(-count // SOME))
+        numbers = np.arange(0, count, stride, dtype=np.int64)[:SOME]
+        yield count, np.asarray(to_numpy(gather(rows, numbers)))
+
+
+SOME = 10_000
+"""Rows of a worker that are some."""
 
 
 def apart(piece: Piece) -> Iterator[Piece]:

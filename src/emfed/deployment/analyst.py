@@ -31,6 +31,7 @@ from emfed.deployment.programs import program_of
 from emfed.deployment.results import leave_result
 from emfed.deployment.status import Status, StatusReport
 from emfed.fitting.chronicle import looks
+from emfed.fitting.doubts import analyst_hears
 from emfed.fitting.program import settings_of
 from emfed.fitting.progress import rounds_left
 from emfed.fitting.settings import ROUNDS
@@ -55,7 +56,7 @@ MOST_NAMED = 8
 REMOVED = "its key was removed at the server"
 ENDED = {"callback": "ended by the operator", "rounds": "its limit on rounds"}
 """Why a fit stopped, in words for people, where the word of the program says little."""
-OWN_LIMITS = ("seconds", "scores")
+OWN_LIMITS = ("seconds",)
 """What ``[fit]`` says to the analyst alone."""
 
 
@@ -63,6 +64,7 @@ def document_of(config: Config, secure: bool = True) -> dict[str, Any]:
     """What a configuration asks for, as all members are told."""
     settings = config.settings
     fit = {name: v for name, v in config.said["fit"].items() if name not in OWN_LIMITS}
+    fit = {"scores": settings.scores, **fit}
     if settings.epsilon is not None:
         fit |= {"epsilon": settings.epsilon, "delta": settings.delta}
     about = {"model": config.said["model"], "algorithm": config.said["algorithm"], "fit": fit}
@@ -435,6 +437,7 @@ class AnalystRun(Watcher):
 
     def _sum(self, ask: Ask, answer: Sum) -> None:
         self._heard = time.monotonic()
+        analyst_hears(ask, answer, self.status.tell)
         began = self._shown.look(ask, answer)
         if began:
             self.status.say(self.status["state"] or "running", began=began)

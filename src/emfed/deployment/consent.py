@@ -161,6 +161,10 @@ class OfferedRows:
         """The weighted sum over all rows of a function that gives means over blocks of rows."""
         return self._chosen.sum(mean, ragged)
 
+    def tables(self) -> Iterator[tuple[int, FloatArray]]:
+        """The number of rows, and some of them."""
+        return self._chosen.tables()
+
     def picked(self, pick: Pick) -> HeldRows:
         """Some of the rows."""
         return self._chosen.picked(pick)

@@ -69,7 +69,6 @@ from emfed.models.components import SMALLEST_COMPONENT
 from emfed.models.side_by_side import MOST_PARTS, SideBySide, SideBySideParameters
 from emfed.network import InProcessFederation, RayFederation
 from emfed.network.scoring import over_all
-from emfed.network.self_check import of_workers
 
 T = TypeVar("T")
 NUMBERS_AT_ONCE = 1 << 20
@@ -416,9 +415,6 @@ def open_session(
         rounded=settings.method(2).rounds_opening and not model.exact_opening,
         patience=settings.patience,
     )
-    if isinstance(federation, InProcessFederation) and federation.size > 1:
-        told = session.opening, session.summary, session.weights
-        remarks += of_workers(*told, federation.data)
     parts = tuple(range(len(models) // 2 if settings.held_out else len(models)))
     if len(parts) > 1 and settings.numbers is not None:
         parts = within_rows(models, settings.numbers, session.samples, remarks)

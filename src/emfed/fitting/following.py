@@ -17,13 +17,14 @@ from emfed.algorithms import Everyone
 from emfed.artifacts.errors import LEAST, Chart
 from emfed.artifacts.facts import ByWorker
 from emfed.artifacts.result import criterion
-from emfed.core.errors import EmfedError, SettingsError
+from emfed.core.errors import DataError, EmfedError, SettingsError
 from emfed.core.protocols import MovesComponents, SplitsComponents, free_parameters
 from emfed.core.sums import Finish, Fit, FloatArray, IntArray, Unmasked
 from emfed.core.wording import Setting, Wording
 from emfed.fitting.ascent import FIRST_MOVE, Ascent, Cohort, Objective, Point, Way, look
 from emfed.fitting.asks import Exact
 from emfed.fitting.convergence import Tolerance
+from emfed.fitting.doubts import Doubts, doubted
 from emfed.fitting.escape import TRIED_WITH_EMPTY, empty_put_to_use, escape
 from emfed.fitting.many import climb
 from emfed.fitting.moving import with_one_less, with_one_more
@@ -37,6 +38,7 @@ from emfed.fitting.stochastic import rounds_of
 from emfed.fitting.turns import in_turns
 from emfed.fitting.validation import validated
 from emfed.network.scoring import Scores, ScoreSums, over_all
+from emfed.network.self_check import Moments
 
 MOST_GAIN = 0.5
 """Nats a row that proposals are granted to gain: a neighbouring number of components that needs
@@ -108,6 +110,8 @@ def follow(
     models = settings.candidates()
     pooled = yield from pool(models[0], shapes)
     remarks: list[str] = []
+    if workers > 1 and (settings.doubts == "stop" or (masked and settings.doubts == "tell")):
+        remarks += yield from _doubts(settings, pooled, workers)
     several = settings.numbers is not None and len(settings.numbers) > 1
     places = tuple(range(len(settings.numbers or (0,))))
     if several and settings.numbers is not None:
@@ -130,6 +134,22 @@ def follow(
     if settings.scores or settings.validate:
         found = yield from _looked_back(settings, found, workers, hears=not masked and not streams)
     return found
+
+
+def _doubts(settings: FitSettings, pooled: Pooled, workers: int) -> Fit[list[str]]:
+    """How many workers doubt their units, before the rounds."""
+    if Moments.read(pooled.summary) is None:
+        return []
+    answer = yield Doubts(pooled.summary, pooled.rows, workers)
+    count = round(float(answer.value[0]))
+    if count and settings.doubts == "stop":
+        raise DataError(
+            Wording(
+                "{} Mend the rows there and begin again, or go on with {}.",
+                *(doubted(count, workers), Setting("doubts", "tell")),
+            )
+        )
+    return [doubted(count, workers)] if count else []
 
 
 MASKS_FORBID: Wording = Wording(

@@ -62,6 +62,7 @@ from emfed.fitting.stochastic import KEPT_START, check_suits, described
 from emfed.fitting.stopping import PATIENCE
 from emfed.models.binding import of_columns
 from emfed.models.naming import columns_named
+from emfed.network.self_check import of_workers
 
 NOBODY_ANSWERED = f"nobody answered for {PATIENCE} rounds; the run gave up."
 LATER = ("question", "closing")
@@ -418,6 +419,11 @@ def _fitted(begun: Begun, outcome: Conclusion) -> Fitted:
     pooled = outcome.pooled
     base = replace(base, samples=pooled.rows, pooled_summary=pooled.summary)
 
+    settings = begun.settings
+    if settings.doubts == "tell" and not settings.masks and len(begun.weights) > 1:
+        look = partial(of_workers, whole=pooled.summary, total=pooled.rows)
+        told = [words for some in begun.workers.everywhere(look) for words in some]
+        outcome = replace(outcome, remarks=[*outcome.remarks, *told])
     return concluded(course, outcome, base)
 
 

@@ -1,11 +1,20 @@
-"""A site looks for its own mistakes: units, codes, dates and columns unlike everyone else's.
+"""A site looks for its own mistakes: units, origins, codes and columns unlike everyone else's.
 
-The server tells every site the summary of all rows together (`emfed.models.binding`). A site takes
-its own rows out of it, which leaves mean and spread of each column at the others, and asks what
-change to its own column would make it like theirs: another unit, another origin, another coding, or
-another column. A site is warned only where its column is far from the others' as it is and close to
-them after a change that people are known to forget. All of this happens at the site. It warns its
-own operator, and the server learns nothing.
+Everyone knows the summary of all rows together (`emfed.models.binding`). A site takes its own rows
+out of it, which leaves mean and spread of each column at the others. A hint needs evidence that
+sites which differ by nature do not give:
+
+- *Another unit.* Numbers are at least nine times as large as elsewhere, or as small, mean and
+  spread alike, and that is many times what rows differ by: four and a half standard deviations of
+  their logarithms. Kilograms for pounds are not seen: species and regions differ by as much.
+- *Another origin or sign.* Means are thirty spreads apart and spreads are alike; or one mean is the
+  other with its sign changed, and many spreads from zero.
+- *Codes*: 0 and 1 where the others have 1 and 2. *Stand-ins*: several rows at -999 or the like, far
+  from all others. *Numbers of rows*: a column that grows by one from row to row.
+- *Exchanged columns*: each of two is like the other one elsewhere, and like no third.
+
+All of this happens at the site, which warns its own operator. Others may learn how many sites doubt
+(`emfed.fitting.doubts`). `python -m benchmarks doubts` counts false alarms.
 
 How far two columns are apart is the divergence of two normal distributions with their means and
 spreads, in both directions (Jeffreys 1946): zero where they agree, about half the squared distance
@@ -19,28 +28,35 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from emfed.core.protocols import FloatArray, IntArray, Names, Opening, Summaries
-from emfed.data.tables import Workers, gather
+from emfed.core.protocols import FloatArray, IntArray, Names, Summaries
+from emfed.data.tables import Workers, gather, tables
 from emfed.models.matrices import unpack
 from emfed.models.mixture import to_numpy
 from emfed.models.rows import mean_length
 
 FAR = 6.0
-"""Divergence from which a column is suspicious. Over the tables of ../shared/data by group the
-loudest ordinary differences are above it too: what counts is that a known change explains them."""
-FAR_OF_TAILS = 1e5
-"""The same for a column of which a few rows make up mean and spread."""
+"""Divergence from which columns may be exchanged."""
 NEAR = 0.1
-"""Divergence up to which a change explains a column (`python -m benchmarks mistakes` prints what
-this and `FAR` find and what they cry wolf at)."""
+"""Divergence up to which a column is like another one."""
 EXPLAINED, MOST_LEFT = 0.02, 1.5
 """What may be left besides, as a share of what there was, and at most: sites differ anyhow."""
-MOST_CAUSES = 3
-"""Causes that are named where several explain a column: sites differ, so 10 may look like 12."""
 FEWEST = 10
 """Rows of a site below which its means say too little."""
 LOOKED_AT = 10_000
 """Rows that are looked at for codes."""
+LARGE = 9.0
+"""Factor from which numbers may be in another unit. Of ordinary tables cut by one of their columns
+(`python -m benchmarks doubts`) a tenth have smaller ones."""
+UNLIKELY = 4.5
+"""Standard deviations of the logarithm that the factor must be."""
+WIDEST = 1.5
+"""Relative spread beyond which a few rows may make up a mean."""
+ALIKE = 1.6
+"""Factor between two relative spreads that are called alike."""
+ORIGIN = 30.0
+"""Spreads between means beyond which a column of the same spread has another origin."""
+SIGN = 4.0
+"""Spreads that a mean is from zero where its sign may be wrong."""
 
 
 MISFIT = (
@@ -48,79 +64,6 @@ MISFIT = (
     "codes, instruments or people?"
 )
 """What an owner is told where no single column is to blame."""
-
-
-class Change(NamedTuple):
-    """x -> factor x + offset, which would turn this site's numbers into the others'."""
-
-    factor: float
-    offset: float
-    words: str
-
-
-def _both(factor: float, large: str, small: str) -> list[Change]:
-    """``large`` is ``factor`` times ``small``: either may have been used here."""
-    return [
-        Change(factor, 0.0, f"it looks like {large} where the others have {small}"),
-        Change(1 / factor, 0.0, f"it looks like {small} where the others have {large}"),
-    ]
-
-
-def _shift(offset: float, words: str) -> list[Change]:
-    return [Change(1.0, offset, words), Change(1.0, -offset, words)]
-
-
-COMMON = 20
-"""Changes at the head of the list: powers of ten, pounds, millimetres of mercury, inches."""
-CHANGES: tuple[Change, ...] = (
-    *(
-        change
-        for k in (1, 2, 3, 4, 5, 6, 9)
-        for change in (
-            Change(
-                10.0**k, 0.0, f"it looks {10**k:,} times too small: another unit (such as kg for g)"
-            ),
-            Change(
-                10.0**-k,
-                0.0,
-                f"it looks {10**k:,} times too large: another unit (such as g for kg)",
-            ),
-        )
-    ),
-    *_both(2.20462, "kilograms", "pounds"),
-    *_both(7.50062, "kilopascals", "millimetres of mercury"),
-    *_both(2.54, "inches", "centimetres"),
-    *_both(3.28084, "metres", "feet"),
-    *_both(1.609344, "miles", "kilometres"),
-    *_both(28.3495, "ounces", "grams"),
-    *_both(18.018, "glucose in mmol/l", "mg/dl"),
-    *_both(38.67, "cholesterol in mmol/l", "mg/dl"),
-    *_both(88.42, "creatinine in mg/dl", "µmol/l"),
-    *_both(12.0, "years", "months"),
-    *_both(365.25, "years", "days"),
-    *_both(24.0, "days", "hours"),
-    *_both(60.0, "hours (or minutes)", "minutes (or seconds)"),
-    *_both(3600.0, "hours", "seconds"),
-    *_both(86400.0, "days", "seconds"),
-    Change(-1.0, 0.0, "its sign looks the other way round (such as west for east)"),
-    Change(1.8, 32.0, "it looks like degrees Celsius where the others have Fahrenheit"),
-    Change(5 / 9, -160 / 9, "it looks like degrees Fahrenheit where the others have Celsius"),
-    *_shift(273.15, "it looks like Celsius for kelvin, or the other way round"),
-    *_shift(1900.0, "years with two digits and with four"),
-    *_shift(2000.0, "years with two digits and with four"),
-    *_shift(25569.0, "dates as days since 1900 (a spreadsheet's) and since 1970"),
-    *_shift(1462.0, "dates as days since 1900 and since 1904 (spreadsheets differ)"),
-    *_shift(2440587.5, "dates as Julian days and as days since 1970"),
-    *_shift(2415018.5, "dates as Julian days and as days since 1900 (a spreadsheet's)"),
-    *_shift(719163.0, "dates as days since the year 1 and since 1970"),
-    *_shift(693594.0, "dates as days since the year 1 and since 1900"),
-    *_shift(10957.0, "dates as days since 1970 and since 2000"),
-    *_shift(946684800.0, "dates as seconds since 1970 and since 2000"),
-    *_shift(2208988800.0, "dates as seconds since 1900 and since 1970"),
-)
-"""What people forget, the most common first."""
-UNCOMMON = np.where(np.arange(len(CHANGES)) < COMMON, 0.0, 0.3)
-"""Divergence by which a rare cause must explain more than a common one to be named before it."""
 
 
 class Moments(NamedTuple):
@@ -186,21 +129,19 @@ def suspicions(
     usable = (own.variance > 0) & (others.variance > 0) & (others.observed > 1e-6)
     there = divergence(own.mean, own.variance, others.mean, others.variance)
     strange = np.flatnonzero(usable & (there > ALONE) & np.isfinite(there))
-    plain = [there[j] > FAR_OF_TAILS or not _tailed(values[:, j]) for j in strange.tolist()]
-    strange = strange[plain]
-    far = strange[there[strange] > FAR]
+    plain = [not _tailed(values[:, j]) for j in strange.tolist()]
     names = columns or [str(j) for j in range(len(own.mean))]
-    found, swapped = [], _swapped(own, others, there, strange)
+    found, swapped = [], _swapped(own, others, there, strange[plain])
     for a, b in swapped:
         found.append(f"columns {names[a]!r} and {names[b]!r} look exchanged")
     done = {column for pair in swapped for column in pair}
     for column in range(len(own.mean)):
         mine = values[:, column]
         words = _codes(mine, others.mean[column], others.variance[column])
-        words = words or _sentinel(mine, others.mean[column], others.variance[column])
+        words = words or _stand_in(mine, others.mean[column], others.variance[column])
         words = words or _counted(mine, share)
-        if words is None and column in far and column not in done:
-            words = _changed(own, others, column, _is_code(mine))
+        if words is None and usable[column] and column not in done and not _is_code(mine):
+            words = _changed(own, others, column)
         if words is not None:
             found.append(
                 f"column {names[column]!r}: {words} (mean {own.mean[column]:.4g} here, "
@@ -209,23 +150,38 @@ def suspicions(
     return found
 
 
+def suspicions_of(
+    rows: Any, count: int, whole: Summaries, total: float, columns: Names = None
+) -> list[str]:
+    """The same of a worker with so many rows, of which these are some, and of ``total`` rows."""
+    every = Moments.read(whole)
+    if every is None:
+        return []
+    values = np.asarray(rows, dtype=np.float64).reshape(-1, len(every.mean))
+    seen = np.isfinite(values)
+    known = np.maximum(seen.sum(axis=0), 1)
+    away = np.where(seen, values - every.mean, 0.0)  # dates would cancel otherwise
+    first = away.sum(axis=0) / known
+    own = {
+        "observed": seen.mean(axis=0),
+        "mean": every.mean + first,
+        "scatter": (away**2).sum(axis=0) / known - first**2,
+    }
+    all_rows = {"observed": every.observed, "mean": every.mean, "scatter": every.variance}
+    return suspicions(own, all_rows, count / total, values, columns)
+
+
 def first_rows(data: Workers, place: int) -> FloatArray:
     """The first rows of a worker, as many as are looked at."""
     count = min(LOOKED_AT, int(data.counts_of(np.array([place]))[0]))
     return to_numpy(gather(data.worker(place), np.arange(count, dtype=np.int64)))
 
 
-def of_workers(
-    opening: Opening, whole: Mapping[str, FloatArray], weights: FloatArray, data: Workers
-) -> list[str]:
+def of_workers(data: Workers, whole: Summaries, total: float) -> list[str]:
     """What each worker of a simulation would be warned of, by name; the first few."""
     found: list[str] = []
-    if Moments.read(whole) is None or data.streaming:
-        return found
-    for place in range(min(len(weights), MOST_WORKERS)):
-        own = {name: values[place] for name, values in opening.summaries.items()}
-        rows = first_rows(data, place)
-        words = suspicions(own, whole, float(weights[place]), rows, data.columns)
+    for place, (count, rows) in enumerate(tables(data, range(min(data.size, MOST_WORKERS)))):
+        words = suspicions_of(rows, count, whole, total, data.columns)
         found += [f"worker {data.name(place)!r}: {said}" for said in words]
     more = len(found) - MOST_TOLD
     return found if more <= 0 else [*found[:MOST_TOLD], f"{more} more warnings of this kind."]
@@ -237,46 +193,46 @@ MOST_TOLD = 8
 """Warnings that are told; the others are counted."""
 
 
-def _changed(own: Moments, others: Moments, column: int, code: bool) -> str | None:
-    """The change that explains a column, or an origin that nobody knows."""
-    mean, variance = own.mean[column], own.variance[column]
-    other_mean, other = others.mean[column], others.variance[column]
-    if not code:
-        factors = np.array([change.factor for change in CHANGES])
-        offsets = np.array([change.offset for change in CHANGES])
-        left = divergence(factors * mean + offsets, factors**2 * variance, other_mean, other)
-        apart, spread = abs(mean - other_mean), np.sqrt(max(variance, other))
-        least = np.where(factors == 1.0, MOVED, np.where(_large(factors), 0.0, SCALED))
-        left = np.where(apart >= least * spread, left, np.inf)
-        # A unit changes mean and spread alike; skewed columns would hide that in their spread.
-        beside = np.abs(factors * mean + offsets - other_mean)
-        clear = abs(other_mean) > 0.2 * np.sqrt(other)
-        left[beside > (0.35 * abs(other_mean) if clear else 0.5 * np.sqrt(other))] = np.inf
-        if not clear and abs(mean) <= 0.2 * np.sqrt(variance):
-            left[factors != 1.0] = np.inf  # about zero, an outlier at the others does the same
-        before = float(divergence(mean, variance, other_mean, other))
-        good = left < NEAR + min(EXPLAINED * before, MOST_LEFT)
-        if good.any():
-            order = np.argsort(left + UNCOMMON, kind="stable")
-            words = [CHANGES[j].words for j in order if good[j]]
-            return "; or ".join(list(dict.fromkeys(words))[:MOST_CAUSES])
-        alike = 1 / 9 < variance / other < 9
-        if alike and apart > ORIGIN * spread:
-            by = mean - other_mean
-            return f"it is about {by:.4g} away from the others: dates or scores of another origin?"
+def _changed(own: Moments, others: Moments, column: int) -> str | None:
+    """Another unit, sign or origin, with the evidence."""
+    mean, spread = float(own.mean[column]), float(np.sqrt(own.variance[column]))
+    other, wide = float(others.mean[column]), float(np.sqrt(others.variance[column]))
+    apart, widest = abs(mean - other), max(spread, wide)
+    if not 1 / 3 < spread / wide < 3 and mean * other > 0:
+        return _scaled(mean / other, spread / wide, spread / abs(mean), wide / abs(other))
+    turned = mean * other < 0 and abs(mean + other) < 0.35 * abs(other)
+    if turned and min(abs(mean), abs(other)) > SIGN * widest:
+        return "its sign looks the other way round (such as west for east)"
+    if 1 / 3 < spread / wide < 3 and apart > ORIGIN * widest:
+        return f"it is about {mean - other:.4g} away from the others: dates of another origin?"
     return None
 
 
-ORIGIN = 30.0
-"""Spreads between means beyond which a column of the same spread has another origin."""
-MOVED = 8.0
-"""Spreads between means that a known origin explains: below, people and places differ as much."""
-SCALED = 1.5
-"""The same for small factors: skewed columns (incomes, populations) differ by these by nature."""
+def _scaled(means: float, spreads: float, here: float, elsewhere: float) -> str | None:
+    """Mean and spread that are alike larger, or smaller, than rows differ by.
+
+    ``here`` and ``elsewhere`` are relative spreads.
+    """
+    factor = means if means > 1 else 1 / means
+    widest = max(here, elsewhere)
+    width = np.sqrt(np.log1p(widest**2))
+    if factor < LARGE or widest > WIDEST or not 1 / ALIKE < here / elsewhere < ALIKE:
+        return None
+    if np.log(factor) < UNLIKELY * width:
+        return None
+    which, such = ("large", "g for kg") if means > 1 else ("small", "kg for g")
+    beside = spreads if means > 1 else 1 / spreads
+    return (
+        f"it looks {_rounded(factor)} times too {which}, and its spread {_rounded(beside)} times: "
+        f"another unit (such as {such})?"
+    )
 
 
-def _large(factors: FloatArray) -> Any:
-    return np.abs(np.log(np.abs(factors))) > np.log(9.9)
+def _rounded(factor: float) -> str:
+    """A factor in words: a power of ten, where it is about one."""
+    power = round(np.log10(factor))
+    near = abs(np.log10(factor) - power) < 0.1 and power > 0
+    return f"{10**power:,}" if near else f"{factor:.2g}" if factor < 100 else f"{factor:,.0f}"
 
 
 MIDDLE = 1.5
@@ -313,19 +269,18 @@ def _codes(values: FloatArray, mean: float, variance: float) -> str | None:
     return None
 
 
-SENTINELS = tuple(sign * (10.0**k - 1) for k in range(1, 7) for sign in (-1, 1))
+STAND_INS = tuple(sign * (10.0**k - 1) for k in range(1, 7) for sign in (-1, 1))
 """-9, 9, -99, 99, ... -999999, 999999: what tables hold where a value is not known."""
 OUTSIDE = 8.0
-"""Spreads of the others' column from its mean beyond which a sentinel is none of its values. Over
-`benchmarks mistakes` it cries wolf nowhere."""
+"""Spreads of the others' column from its mean beyond which such a number is none of its values."""
 
 
-def _sentinel(values: FloatArray, mean: float, variance: float) -> str | None:
+def _stand_in(values: FloatArray, mean: float, variance: float) -> str | None:
     """Several rows at one such number, far outside of what this site and the others have."""
     some = values[np.isfinite(values)]
-    for code in SENTINELS:
+    for code in STAND_INS:
         count, away = int((some == code).sum()), abs(code - mean)
-        if count < 2 or count == len(some) or not 0 < OUTSIDE * np.sqrt(variance) < away:
+        if count < 2 or count == len(some) or not 0 < OUTSIDE * np.sqrt(max(variance, 0.0)) < away:
             continue
         if np.abs(some[some != code] - mean).max() < away / 2:
             return (

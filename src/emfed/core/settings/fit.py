@@ -207,6 +207,13 @@ class FitFields:
         "where they are masked all together.",
         takes="bool",
     )
+    doubts: str = setting(
+        "tell",
+        "What becomes of workers that doubt their units, codes or columns: tell of them, stop "
+        "before the rounds, or ignore it and do not look.",
+        takes='{"tell", "stop", "ignore"}',
+        words=("tell", "stop", "ignore"),
+    )
     errors: bool = setting(
         False,
         "Work out standard errors at the end: one more exchange.",
