@@ -142,7 +142,13 @@ def test_over_a_network_and_from_a_file_it_is_that_of_one_process(
     data = {name: table for name, table in sites(3, 1.0).items() if name in NAMES[:3]}
     model = emfed.gaussian_mixture(2, "diag")
     settings = FitSettings(model, masks=masked, validate=True, scores=True, columns=("x", "y"))
-    network = Federation(sites=3, masked=masked, program=FitProgram(settings), tables=data)
+    network = Federation(
+        sites=3,
+        masked=masked,
+        accept=lambda agreement: FitProgram(settings),
+        tables=data,
+        options={"coded": not masked},
+    )
     network.run()
     end = network.ends[READER]
     assert end.final
@@ -154,6 +160,7 @@ def test_over_a_network_and_from_a_file_it_is_that_of_one_process(
     assert here.validation is not None
     assert there.validation.held_out == pytest.approx(here.validation.held_out, abs=2e-3)
     assert there.facts is not None
+    assert (there.validation.by_worker is None) == masked
     assert there.facts.log_likelihood == pytest.approx(there.validation.fitted, abs=1e-6)
     assert "Rows that were held out" in {section.heading for section in fit_page(there).sections}
 
