@@ -272,6 +272,31 @@ def test_masked_fits_are_those_of_a_simulation(where: str, name: str, tmp_path: 
     np.testing.assert_array_equal(got.ledger.counts, want.ledger.counts)
 
 
+UNMASKED: dict[str, dict[str, Any]] = {
+    "k-means start": {},
+    "range of components": {},
+    "hidden Markov model": {},
+    "FedEM, some sites a round": {"participation": 0.6, "rounds": 20},
+}
+
+
+@pytest.mark.parametrize("name", UNMASKED)
+def test_unmasked_fits_are_those_of_a_simulation(name: str, tmp_path: Path) -> None:
+    """Their roundings follow from the seed, which sites do not draw."""
+    task = TASKS.get(name, TASKS["k-means start"])
+    settings, data = settings_of(task).but(**UNMASKED[name], masks=False), task.data()
+    if name not in TASKS:
+        settings = settings.but(algorithm="FedEM")
+    with place("memory", data, tmp_path) as sites:
+        got = face.run(settings, sites).result
+    want = in_process.fit(settings, HeldWorkers(as_workers(data))).result
+    same_fit(got, want)
+    ours, theirs = (one.ledger.counts.sum(axis=-1) for one in (got, want))
+    if "participation" in UNMASKED[name]:  # the sum of all bytes tells not who sent them
+        ours, theirs = (counts[..., 1:].sum(axis=-1) for counts in (ours, theirs))
+    np.testing.assert_array_equal(ours, theirs)
+
+
 def same_fit(got: emfed.Result, want: emfed.Result) -> None:
     assert (got.rounds, got.stopped) == (want.rounds, want.stopped)
     for key, array in want.params.arrays().items():

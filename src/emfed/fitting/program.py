@@ -11,6 +11,7 @@ from typing import Any, TypeVar, final
 
 import numpy as np
 
+from emfed.aggregation.coded import DIGEST_BYTES
 from emfed.aggregation.simulated import charge
 from emfed.algorithms import Everyone
 from emfed.artifacts.company import LEAST_SHARE, Company
@@ -318,7 +319,8 @@ def _keep(course: Chronicle, ask: Any, answer: Sum | Heard) -> None:
         taken = {"up": answer.up, "down": answer.bytes - answer.up}
         for direction in DIRECTIONS:
             shares = np.diff(np.arange(sites + 1) * taken[direction] // sites)
-            course.ledger.add(kind, direction, np.arange(sites), shares, 0)
+            around = np.minimum(shares, DIGEST_BYTES)
+            course.ledger.add(kind, direction, np.arange(sites), shares - around, around)
     if isinstance(answer, Heard):
         course.note_heard(ask, answer, 0.0)
     else:
