@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -86,3 +87,9 @@ def test_what_rules_give_away_comes_first_and_follows_from_them() -> None:
         {"models": ["*"]},
     ):
         assert len(SiteRules(**looser).gives_away()) == len(first) + 1, looser
+
+
+def test_the_protocol_page_has_the_table_and_what_is_gone() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text(encoding="utf-8")
+    assert rules_table().strip() in page
+    assert all(f"- `{name}`: {words}." in page for name, words in GONE.items())
