@@ -71,7 +71,7 @@ from emfed.core.wire import (
 )
 from emfed.core.wire.control import _framed
 from emfed.core.wire.entropy import CHUNK, PARAMETERS, prior
-from emfed.core.wire.messages import decode_count, encode_count
+from emfed.core.wire.counts import decode_count, encode_count
 
 GOLDEN = Path(__file__).parent / "golden"
 bounds = st.sampled_from([1, 2, 4, 16, 100, 1000, 2**20, 2**30 - 1])

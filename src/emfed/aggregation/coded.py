@@ -34,7 +34,7 @@ from emfed.aggregation.codes import (
 )
 from emfed.algorithms.memories import Counted, columns, settle
 from emfed.core.errors import NumericalError, SettingsError, WireError
-from emfed.core.messages import GRID
+from emfed.core.objects import GRID
 from emfed.core.streams import Purpose, uniforms
 from emfed.core.sums import (
     Ask,

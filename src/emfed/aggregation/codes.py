@@ -14,13 +14,11 @@ import numpy as np
 
 from emfed.core.errors import WireError
 from emfed.core.sums import FloatArray, IntArray
+from emfed.core.wire.counts import count_sizes, decode_count, encode_count
 from emfed.core.wire.entropy import code_sizes, decode_symbols, encode_symbols
-from emfed.core.wire.messages import count_sizes, decode_count, encode_count
 
 RAW = 31
 """Bits from which on symbols are told as they are, in 8 bytes each."""
-MANTISSA = 28
-"""Bits of a number that must be exact: numbers of rows are, and means to 2e-9 of themselves."""
 
 ZERO = -1100
 """The exponent that stands for the number 0: that of no double."""

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from emfed.aggregation.integers import WORD, Integers, fixed_point
 from emfed.core.errors import NumericalError, WireError
 from emfed.core.sums import Ask, FloatArray, Precision
-from emfed.core.wire.messages import decode_count, encode_count
+from emfed.core.wire.counts import decode_count, encode_count
 
 FRACTION = 32
 """Least binary places below the step, in bits: two tables with equal sums differ in what others

@@ -1,4 +1,4 @@
-"""What FedEM and VR-FedEM have in common: all but the local estimate S_i."""
+"""The settings that FedEM and VR-FedEM have in common."""
 
 from __future__ import annotations
 
@@ -7,33 +7,10 @@ from dataclasses import dataclass, field, replace
 from math import sqrt
 from typing import Any, ClassVar, Literal, Self, final
 
-from emfed.algorithms import memory, steps
+from emfed.algorithms import steps
 from emfed.compressors import Identity
 from emfed.core.errors import SettingsError, check_count, check_range, check_type
-from emfed.core.protocols import (
-    ALONE,
-    Algorithm,
-    Compressor,
-    Crowd,
-    FloatArray,
-    Heard,
-    IntArray,
-    Lattice,
-    Layout,
-    Model,
-    Replies,
-    Request,
-    ServerState,
-    StepInfo,
-    Task,
-    WorkerStates,
-)
-
-MOST_SHARE = 0.25
-"""Noise as a share of the last innovations on a common lattice: those of the next round are
-shorter, and their share is larger than this."""
-LARGEST_NOISE = 0.01
-"""Nats per sample, about, that the noise of a common lattice may cost a step: AutoEM's budget."""
+from emfed.core.protocols import ALONE, Algorithm, Compressor, Crowd, Layout
 
 
 @dataclass(frozen=True)
@@ -72,21 +49,6 @@ class CompressedEM(Algorithm):
     def check_settings(self) -> None:
         """Check what the algorithm adds."""
 
-    @abstractmethod
-    def estimate(self, task: Task, fresh: IntArray) -> tuple[WorkerStates, FloatArray, IntArray]:
-        """S_i at the positions ``fresh``: the rows it changes, the estimates, their cost."""
-
-    @property
-    @final
-    def broadcasts_steps(self) -> bool:
-        """A broadcast compressor makes steps small."""
-        return self.broadcast is not None
-
-    @property
-    @final
-    def rows_at_once(self) -> int:
-        return self.batch_size or 0
-
     @property
     @final
     def needs_start_round(self) -> bool:
@@ -116,62 +78,6 @@ class CompressedEM(Algorithm):
         return replace(
             self, compressor=compressor, memory_rate=rate, step_size=step, broadcast=down
         )
-
-    @final
-    def lattice(self, state: ServerState, workers: int) -> Lattice:
-        """The operator's noise, as a share of what all workers sent last."""
-        if self.needs_start_round and state.round == 0:
-            return Lattice.fine(1.0)
-        omega = min(self.compressor.omega(len(state.statistics)), MOST_SHARE)
-        return steps.next_lattice(state, workers, omega, LARGEST_NOISE, self.memory_rate)
-
-    @final
-    def worker_step(self, task: Task) -> tuple[WorkerStates, Replies]:
-        """Estimate, subtract S and V_i, compress, keep pending, send."""
-        request = task.request
-        received = memory.receive(task.states, request)
-        fresh, states = received.fresh, received.states
-        if len(fresh):
-            states, estimates, cost = self.estimate(replace(task, states=states), fresh)
-            task, targets = replace(task, states=states), estimates - request.statistics
-            states = steps.hold_upload(task, self._up(), fresh, targets, cost)
-        return states, memory.replies(states, request, received)
-
-    def _up(self) -> steps.Channel:
-        if self.memory_rate is None:  # as a server may leave it, and not only a caller
-            raise SettingsError(f"{type(self).__name__} is not resolved: it has no memory_rate.")
-        return steps.Channel(self.compressor, self.memory_rate, self.in_metric)
-
-    def _down(self) -> steps.Channel | None:
-        if self.broadcast is None:
-            return None
-        return steps.Channel(self.broadcast, 0.0, self.in_metric)
-
-    @final
-    def read_upload(
-        self, model: Model, seed: int, request: Request, evaluations: int, payload: bytes
-    ) -> Replies:
-        """Decode, with the operator and the uniforms that the worker used."""
-        return steps.read_upload(model, self._up(), seed, request, evaluations, payload)
-
-    @final
-    def follow(
-        self, model: Model, seed: int, round_: int, statistics: FloatArray, step: bytes
-    ) -> FloatArray:
-        """The quantised step, as the server made it."""
-        down = self._down()
-        if down is None:
-            return super().follow(model, seed, round_, statistics, step)
-        return steps.follow(model, down, seed, round_, statistics, step)
-
-    @final
-    def server_step(
-        self, model: Model, seed: int, state: ServerState, heard: Heard
-    ) -> tuple[ServerState, StepInfo]:
-        """H, S and V of Algorithm 1, lines 14 to 16."""
-        assert self.step_size is not None
-        step = steps.step_at(self.step_size, max(1, state.round))
-        return steps.advance(model, seed, state, heard, step, self._down(), gauge=self.in_metric)
 
     @final
     def describe(self) -> dict[str, Any]:

@@ -3,24 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import ClassVar, final
 
-from emfed.algorithms import memory, steps
 from emfed.algorithms.base import CompressedEM
-from emfed.core.errors import SettingsError, check_count
-from emfed.core.protocols import (
-    FloatArray,
-    IntArray,
-    Latent,
-    Model,
-    Request,
-    SimulatesLatents,
-    StateField,
-    Task,
-    WorkerStates,
-)
-from emfed.core.streams import latent_uniforms
+from emfed.core.errors import check_count
 
 
 @final
@@ -74,33 +60,3 @@ class FedEM(CompressedEM):
         """The number of draws."""
         if self.simulations is not None:
             check_count("simulations", self.simulations)
-
-    def state_fields(self, q: int) -> dict[str, StateField]:
-        return memory.state_fields(q)
-
-    def estimate(self, task: Task, fresh: IntArray) -> tuple[WorkerStates, FloatArray, IntArray]:
-        """An unbiased estimate of s-bar_i(T(S)): the full pass, or the mean over a mini-batch."""
-        model, request, oracle = task.model, task.request, task.oracle
-        own = task.seed if oracle.own_seed is None else oracle.own_seed
-        latent = self._latent(model, own, request)
-        if self.batch_size is None or request.kind == "start":
-            return task.states, oracle.full(request.params, fresh, latent), oracle.counts[fresh]
-        batch = steps.draw_batch(task, fresh, self.batch_size, self.replacement)
-        if latent is None:
-            estimates = model.expected_statistics(batch.data, request.params, batch.weights)
-        else:
-            assert isinstance(model, SimulatesLatents)  # or there would be no uniforms
-            u = latent(request.workers[fresh], 0, batch.data.shape[1])
-            estimates = model.simulated_statistics(batch.data, request.params, u, batch.weights)
-        return task.states, estimates, batch.evaluations
-
-    def _latent(self, model: Model, seed: int, request: Request) -> Latent | None:
-        """The uniforms of a simulated E-step, by worker and row."""
-        if self.simulations is None:
-            return None
-        if not isinstance(model, SimulatesLatents):
-            raise SettingsError(
-                f"{type(model).__name__} has no E-step by simulation: leave simulations out."
-            )
-        draws = self.simulations * model.latent_size
-        return partial(latent_uniforms, seed, request.round, draws)

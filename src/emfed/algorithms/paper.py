@@ -170,7 +170,12 @@ def compressed(algorithm: Algorithm) -> CompressedEM:
         quantised = SubtractiveDithering(0.25)
         if algorithm.batch_size is None:
             return FedEM(quantised, in_metric=True)
-        return VRFedEM(quantised, in_metric=True, batch_size=algorithm.batch_size)
+        return VRFedEM(
+            quantised,
+            in_metric=True,
+            batch_size=algorithm.batch_size,
+            inner_rounds=algorithm.inner_rounds,
+        )
     if not isinstance(algorithm, CompressedEM):
         name = type(algorithm).__name__
         raise SettingsError(f"{name} has no rounds in which workers are heard one by one.")

@@ -1,6 +1,6 @@
 """VR-FedEM, Algorithm 2 of the paper: SPIDER variance reduction, with partial participation.
 
-The paper writes it for full participation and uses it with p = 0.75; `emfed.algorithms.spider` says
+The paper writes it for full participation and uses it with p = 0.75; `emfed.algorithms.paper` says
 what a worker keeps while it is away.
 """
 
@@ -9,16 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, final
 
-from emfed.algorithms import memory, spider
 from emfed.algorithms.base import CompressedEM
 from emfed.core.errors import SettingsError, check_count
-from emfed.core.protocols import (
-    FloatArray,
-    IntArray,
-    StateField,
-    Task,
-    WorkerStates,
-)
 
 
 @final
@@ -75,21 +67,3 @@ class VRFedEM(CompressedEM):
         check_count("inner_rounds", self.inner_rounds)
         if self.batch_size is None:
             raise SettingsError("VRFedEM needs a batch_size; with full local passes use FedEM.")
-
-    @property
-    def revisits_rows(self) -> bool:
-        """Full passes and differences on one batch look at rows again."""
-        return True
-
-    def state_fields(self, q: int) -> dict[str, StateField]:
-        """The memory's, and the pair (S_i, theta_ref) with the outer loop it belongs to."""
-        return memory.state_fields(q) | spider.state_fields(q)
-
-    def estimate(self, task: Task, fresh: IntArray) -> tuple[WorkerStates, FloatArray, IntArray]:
-        """S_i of Algorithm 2, line 8, or a full pass where the outer loop is new."""
-        if task.request.kind == "start":
-            exact = task.oracle.full(task.request.params, fresh)
-            return task.states, exact, task.oracle.counts[fresh]
-        assert self.batch_size is not None
-        loops = spider.Loops(self.batch_size, self.replacement, self.inner_rounds)
-        return spider.estimate(task, fresh, loops)

@@ -1,7 +1,7 @@
 """Subtractive dither whose noise is chosen for each vector.
 
 The quantiser is that of `emfed.compressors.subtractive`; its step is rounded to a power of
-2**(1/4), which takes one byte (`emfed.core.messages.GRID`). The noise need not be sent: the message
+2**(1/4), which takes one byte (`emfed.core.objects.GRID`). The noise need not be sent: the message
 holds E|Q|^2 = |x|^2 + noise, and the noise follows from the step.
 """
 
@@ -14,7 +14,7 @@ from typing import Any, final
 import numpy as np
 
 from emfed.core.errors import check_range
-from emfed.core.messages import GRID
+from emfed.core.objects import GRID
 from emfed.core.protocols import Compressed, Compressor, FloatArray, Form
 
 _HALF_STEP = 2.0**0.125

@@ -198,16 +198,8 @@ class ParticipationError(EmfedError):
     reached: Any = None
 
 
-class MembersChanged(EmfedError):
-    """Who takes part has changed while everyone was needed: what was under way is begun anew."""
-
-
 class ExtraError(EmfedError, ImportError):
     """Something was asked for that needs an extra of the package; the message names it."""
-
-
-class ServerCrash(EmfedError):
-    """The server died in the middle of a round: it comes back with what it had persisted."""
 
 
 class WireError(EmfedError, ValueError):
@@ -219,10 +211,6 @@ class WireError(EmfedError, ValueError):
     >>> issubclass(emfed.WireError, ValueError)
     True
     """
-
-
-class OtherRelease(WireError):
-    """A message has the format of another release: the ends must run the same."""
 
 
 class EmfedWarning(UserWarning):

@@ -13,39 +13,26 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol, Self, runtime_checkable
 
 import numpy as np
 
-from emfed.core.errors import SettingsError, WireError
-from emfed.core.messages import (
+from emfed.core.errors import SettingsError
+from emfed.core.objects import (
     ALONE,
-    WHOLE,
     BoolArray,
     Compressed,
     Crowd,
     FloatArray,
     Form,
-    Heard,
     HeldUp,
     IntArray,
-    Lattice,
     Layout,
     Names,
-    Opening,
     Parameters,
-    Question,
-    Replies,
-    Request,
-    RequestKind,
-    ServerState,
-    StateField,
-    StepInfo,
     Summaries,
-    View,
     WorkerCells,
-    WorkerStates,
 )
 
 __all__ = [
@@ -53,52 +40,34 @@ __all__ = [
     "Algorithm",
     "AssignsRows",
     "BoolArray",
-    "StateField",
     "Compressed",
     "Compressor",
     "CountsParameters",
     "Crowd",
     "DrawsRows",
-    "Federation",
     "FillsRows",
     "FloatArray",
     "Form",
     "HasColumns",
-    "Heard",
     "HeldUp",
     "IdentityMetric",
     "IntArray",
     "Latent",
-    "Lattice",
     "Layout",
     "Metric",
     "Model",
     "MovesComponents",
     "Names",
-    "Opening",
-    "Oracle",
     "Parameters",
     "Participation",
-    "Phase",
-    "Question",
     "Reduces",
-    "Replies",
-    "Request",
-    "RequestKind",
-    "WorkerCells",
-    "WorkerStates",
     "ScoresRows",
-    "ServerState",
+    "WorkerCells",
     "SimulatesLatents",
     "SplitsComponents",
     "StartsFromClusters",
-    "StepInfo",
     "Summaries",
-    "Task",
-    "View",
-    "WHOLE",
     "ModelWords",
-    "at_origin",
     "plural",
     "free_parameters",
 ]
@@ -273,10 +242,6 @@ class Model(ABC):
         mass = self.layout.split(statistics).get("mass", statistics[..., :0])
         return mass.reshape(*statistics.shape[:-1], -1)
 
-    def summary_shares(self, summary: Summaries) -> FloatArray:
-        """The same of one worker's summary, ``(groups,)``."""
-        return np.ravel(summary.get("observed", np.ones(1)))
-
     @property
     def fixed_data(self) -> bool:
         """Whether T uses constants of the data, so that a stream cannot be fitted."""
@@ -309,20 +274,6 @@ class Model(ABC):
     def closed_form(self) -> FloatArray | None:
         """Statistics at the optimum, if what `bind` was told says all; None: EM must find them."""
         return None
-
-    @property
-    def exact_opening(self) -> bool:
-        """Whether `closed_form` may give the optimum: then the opening is not rounded."""
-        return False
-
-    @property
-    def regions(self) -> tuple[slice, ...]:
-        """Where the statistics of parts lie that have nothing to do with each other."""
-        return (slice(0, self.layout.size),)
-
-    def surrogates(self, statistics: FloatArray, params: Any) -> FloatArray:
-        """`surrogate` of each of the `regions`, ``(regions,)``."""
-        return np.reshape(self.surrogate(statistics, params), (1,))
 
     @abstractmethod
     def log_likelihood(self, data: Any, params: Any, weights: Any | None = None) -> FloatArray:
@@ -549,12 +500,6 @@ class HidesValues(Protocol):
         ...
 
 
-def at_origin(model: Model, statistics: FloatArray) -> bool:
-    """Whether these statistics are those that nobody needs to be told."""
-    origin = model.origin()
-    return origin is not None and np.array_equal(origin, statistics)
-
-
 def free_parameters(model: Any) -> int:
     """What AIC, BIC and ICL charge a model for, or words that it does not say."""
     if isinstance(model, CountsParameters):
@@ -625,142 +570,17 @@ Latent = Callable[[IntArray, int, int], FloatArray]
 """(workers, first row, rows) to the uniforms of a simulated E-step, ``(workers, rows, ...)``."""
 
 
-class Oracle(ABC):
-    """A batch of workers' data, as an algorithm sees it: full passes and picked rows."""
-
-    counts: IntArray
-    own_seed: int | None = None
-    """The seed of what is the workers' own affair: which rows a batch holds, and what a simulated
-    E-step draws. None: that of the run, as in a simulation. A site takes a secret, since a server
-    that knows which rows were picked could solve for them."""
-    lasting: bool = True
-    """Whether the next round is about the same rows, and everyone's."""
-
-    @abstractmethod
-    def full(
-        self, params: Any, subset: IntArray, latent: Latent | None = None, each: bool = False
-    ) -> FloatArray:
-        """s-bar_i(theta) over all local rows, for these positions of the batch.
-
-        With ``latent`` the E-step is simulated; with ``each`` every position has parameters of its
-        own.
-        """
-
-    @abstractmethod
-    def take(self, indices: IntArray, subset: IntArray) -> Any:
-        """Local rows ``(len(subset), b, ...)`` at ``indices`` ``(len(subset), b)``."""
-
-
-@dataclass(frozen=True)
-class Task:
-    """What a batch of workers needs to answer a round: the request, their states and their rows."""
-
-    model: Model
-    seed: int
-    states: WorkerStates
-    request: Request
-    oracle: Oracle
-
-
 class Algorithm(ABC):
-    """Server and worker as pure state machines; a federation drives them and owns the rows."""
-
-    @property
-    def rounds_opening(self) -> bool:
-        """Whether summaries and the first statistics may be rounded, to what no answer notices."""
-        return False
-
-    @property
-    @abstractmethod
-    def broadcasts_steps(self) -> bool:
-        """Whether workers may be sent quantised steps instead of the statistics in full."""
-
-    def asks(self, state: ServerState) -> RequestKind:
-        """The kind of the next request."""
-        return "round"
-
-    @property
-    def revisits_rows(self) -> bool:
-        """Whether it needs the same rows again in later rounds, which a stream does not have."""
-        return False
-
-    @property
-    def rows_at_once(self) -> int:
-        """Picked rows of a worker that a step holds; 0 where it only makes full passes."""
-        return 0
+    """What makes the rounds of a fit, as plain settings."""
 
     @property
     def tells_gains(self) -> bool:
         """Whether a round tells, free of noise that matters, what an EM step from there gains."""
         return False
 
-    @property
-    @abstractmethod
-    def needs_start_round(self) -> bool:
-        """Whether a round of exact uploads must first set V_i = h_i(S_0)."""
-
-    @abstractmethod
-    def resolve(self, layout: Layout, crowd: Crowd = ALONE) -> Self:
-        """The algorithm with everything that was left open filled in."""
-
-    def lattice(self, state: ServerState, workers: int) -> Lattice:
-        """What workers round to in the next round, where only their sum is told."""
-        return Lattice.fine(0.0)
-
-    @abstractmethod
-    def state_fields(self, q: int) -> dict[str, StateField]:
-        """The state one worker keeps."""
-
-    @abstractmethod
-    def worker_step(self, task: Task) -> tuple[WorkerStates, Replies]:
-        """Answer one request for a batch of workers: their new states, and what they send."""
-
-    @abstractmethod
-    def read_upload(
-        self, model: Model, seed: int, request: Request, evaluations: int, payload: bytes
-    ) -> Replies:
-        """What the one worker of a request sent, from the bytes its `worker_step` made of it."""
-
-    def follow(
-        self, model: Model, seed: int, round_: int, statistics: FloatArray, step: bytes
-    ) -> FloatArray:
-        """The statistics after a round, from those before it and the step that was broadcast."""
-        raise WireError("this algorithm sends statistics in full, not steps.")
-
-    @abstractmethod
-    def server_step(
-        self, model: Model, seed: int, state: ServerState, heard: Heard
-    ) -> tuple[ServerState, StepInfo]:
-        """Take one round's replies into the server state."""
-
-    def confirm(self, state: ServerState, nats: float) -> ServerState:
-        """A state from which rounds find out whether at most ``nats`` are left; see `sure`."""
-        return state
-
-    def sure(self, state: ServerState) -> bool | None:
-        """Whether rounds have confirmed that little is left; None: only a full pass can tell."""
-        return None
-
-    def forget(self, state: ServerState) -> ServerState:
-        """A new generation: all memories start at zero again; see `emfed.algorithms.memory`."""
-        return replace(state, generation=state.generation + 1, memory=np.zeros_like(state.memory))
-
     @abstractmethod
     def describe(self) -> dict[str, Any]:
         """What was chosen, as plain JSON types."""
-
-
-@dataclass(frozen=True)
-class Phase:
-    """What both ends must know of some rounds of one model and algorithm."""
-
-    view: View
-    algorithm: Algorithm
-    seed: int
-    number: int = 1
-    """Numbers of phases only grow."""
-    since: int = 0
-    """The phase whose memories it goes on with; 0: they start anew."""
 
 
 class Participation(ABC):
@@ -777,153 +597,3 @@ class Participation(ABC):
     @abstractmethod
     def describe(self) -> dict[str, Any]:
         """What was chosen, as plain JSON types."""
-
-
-class Federation(ABC):
-    """Where messages travel. It may lose, delay or repeat them; nothing above it may care.
-
-    A fit opens it once (`open`, `bind`), then works in phases: `begin` names the model and the
-    algorithm of the rounds that `exchange` carries until the next `begin`. Between rounds everyone
-    may be asked a `Question`. Whatever a fit needs of workers is one of these, so that a process, a
-    cluster and a network of sites answer alike.
-    """
-
-    @property
-    @abstractmethod
-    def size(self) -> int:
-        """The number of registered workers."""
-
-    masks: bool = False
-    """Whether workers' answers are to be told as sums alone, from the next `open` on."""
-    uniform: bool = False
-    """Whether workers count alike, however many rows they have, from the next `open` on."""
-
-    @property
-    def masks_by_default(self) -> bool:
-        """Whether it is so where a fit does not say: between machines, with three sites or more."""
-        return False
-
-    @property
-    def carries_bytes(self) -> bool:
-        """Whether messages are made into bytes, each charged to a ledger as it crosses."""
-        return False
-
-    @abstractmethod
-    def open(self, model: Model, columns: Names = None, rounded: bool = False) -> Opening:
-        """Check every worker's data and gather the summaries: a new run begins.
-
-        ``columns`` are those that the model works with, in this order; None: all that workers have.
-        Where they are ``rounded``, means and second moments take few bits, as many as
-        `emfed.core.wire.moments` finds enough.
-        """
-
-    def open_again(self) -> Opening:
-        """Open again, under masks, with those alone who are not left out."""
-        raise ValueError("only a network that is told sums must ask for them again.")
-
-    def attach(self, ledger: Any) -> None:
-        """Charge every message to this ledger, those of the opening too: `carries_bytes` alone."""
-        return
-
-    @abstractmethod
-    def bind(self, bound: Any) -> None:
-        """Give every worker what binds its model, an `emfed.models.binding.Bound`."""
-
-    @abstractmethod
-    def begin(self, phase: Phase) -> None:
-        """Rounds of this phase follow, with a fresh state for every worker.
-
-        Where it goes on with the memories of an earlier one, workers keep what belongs to its
-        parts, and rounds count on.
-        """
-
-    @property
-    def last_phase(self) -> int:
-        """The number of the last phase that workers may have heard of in this run."""
-        return 0
-
-    def keep_step(self, round_: int, step: bytes) -> None:
-        """Keep the quantised step that a round ended with, for workers that were there."""
-        return
-
-    @abstractmethod
-    def exchange(self, request: Request) -> Replies:
-        """Deliver a request; return the replies that have arrived, of this or earlier rounds."""
-
-    @abstractmethod
-    def ask(self, question: Question, weights: FloatArray) -> FloatArray:
-        """sum_i w_i times worker i's answer, over those who answered, whose w_i count as one."""
-
-    @property
-    def missed(self) -> IntArray:
-        """Workers that did not answer the last question."""
-        return np.empty(0, dtype=np.int64)
-
-    overtaken: bool = False
-    """Whether workers have heard more of this run than the server knows: its disk is an old one."""
-
-    @property
-    def gone(self) -> IntArray:
-        """Workers that refused for good."""
-        return np.empty(0, dtype=np.int64)
-
-    def leave_out(self, workers: IntArray) -> None:
-        """Ask these no questions from now on: they are away."""
-        return
-
-    @property
-    def returned(self) -> IntArray:
-        """Workers that were left out and could be asked now."""
-        return np.empty(0, dtype=np.int64)
-
-    @abstractmethod
-    def scores(self, question: Question) -> FloatArray:
-        """Each worker's scores, ``(size, 4)`` and its shares of components, or what it says to a
-        question for validation, ``(size, 6)``, or its own clusters with the bytes that they took;
-        NaN: none came."""
-
-    def open_private(
-        self,
-        model: Model,
-        columns: Names,
-        privacy: Any,
-        masks: bool | None = None,
-        noise_seed: int | None = None,
-    ) -> tuple[int, tuple[str, ...] | None, Sequence[str] | None]:
-        """Everyone joins without a number of its rows: how many columns, their and workers' names.
-
-        ``privacy`` is what the run may tell of any one row. Afterwards `masks` says whether answers
-        are sums, with everybody's noise; else each has all of the noise by itself. Three workers or
-        more mask unless ``masks`` is False. Noise follows from a key that is drawn now and shown
-        nowhere; or, where all workers are in this process, from ``noise_seed``.
-        """
-        raise SettingsError(f"epsilon: {type(self).__name__} has no private answers.")
-
-    @property
-    def noise_seed(self) -> int | None:
-        """What the noise of the private fit follows from that was opened last.
-
-        None: from keys that nothing shows. With a number the fit is not private.
-        """
-        return None
-
-    def release(self, asked: Any, purpose: str, number: int) -> IntArray:
-        """The sum of everyone's answer, with noise, to a private fit's question of this number."""
-        raise SettingsError(f"epsilon: {type(self).__name__} has no private answers.")
-
-    @abstractmethod
-    def worker_states(self) -> tuple[IntArray, WorkerStates]:
-        """State of every worker that has one: its index, and its row of each column."""
-
-    @abstractmethod
-    def restore_states(self, workers: IntArray, rows: WorkerStates) -> None:
-        """Put back what `worker_states` gave."""
-
-    def close(self) -> None:  # noqa: B027 (most have nothing to give back)
-        """Give back processes and connections, where it has any; a second time does nothing."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()

@@ -32,7 +32,7 @@ from emfed.fitting.settings import FitSettings
 from emfed.fitting.stochastic import check_suits, rounds_of
 from emfed.fitting.stopping import Monitor
 from emfed.models.naming import columns_named
-from emfed.network import FaultyFederation, InProcessFederation, RayFederation
+from emfed.network import Federation
 
 
 @final
@@ -241,7 +241,7 @@ def open_run(
     given = FitSettings.read(model, algorithm, **settings)
     if given.epsilon is not None:
         raise SettingsError("a private fit is not driven by hand: use fit.")
-    present = data.present if isinstance(data, FaultyFederation) else None
+    present = data.present if isinstance(data, Federation) else None
     workers = workers_of(data, groups, sample_weight)
     return Run(begin(given, workers, Watch(monitor=monitor), present))
 
@@ -271,6 +271,6 @@ def _rounds(
 
 def workers_of(data: Any, groups: Any = None, sample_weight: Any = None) -> AskedWorkers:
     """Workers of a table in any form, or those of a federation on this machine."""
-    if isinstance(data, InProcessFederation | RayFederation | FaultyFederation):
+    if isinstance(data, Federation):
         return data.workers
     return HeldWorkers(as_workers(data, groups, sample_weight))

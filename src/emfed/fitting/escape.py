@@ -17,8 +17,8 @@ from emfed.core.protocols import FloatArray, MovesComponents, SplitsComponents
 from emfed.core.sums import Finish, Fit
 from emfed.fitting.ascent import Ascent, Cohort, Objective
 from emfed.fitting.many import quietly
-from emfed.fitting.moving import merged_and_split
 from emfed.fitting.parallel import together
+from emfed.fitting.proposals import merged_and_split
 from emfed.fitting.race import charged, towards
 from emfed.fitting.selection import empty_components
 from emfed.models.components import thin

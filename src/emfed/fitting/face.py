@@ -11,9 +11,8 @@ from typing import Any, Literal
 
 from emfed.artifacts.result import Result
 from emfed.core.errors import EmfedWarning, SettingsError, check_count
-from emfed.core.protocols import Federation
 from emfed.data.workers import as_workers
-from emfed.fitting import driver, in_process, live
+from emfed.fitting import in_process, live
 from emfed.fitting.fitted import NOBODY, Fitted, Watch
 from emfed.fitting.private_in_process import private_fit
 from emfed.fitting.progress import progress
@@ -21,13 +20,7 @@ from emfed.fitting.selection import Selection
 from emfed.fitting.settings import FitSettings
 from emfed.fitting.stopping import Callback, Monitor, Stop
 from emfed.models.devices import Precision
-from emfed.network import (
-    FEDERATIONS,
-    FaultyFederation,
-    InProcessFederation,
-    LiveSites,
-    RayFederation,
-)
+from emfed.network import FEDERATIONS, Federation, LiveSites, RayFederation
 
 FederationName = Literal["stacked", "loop", "ray"] | Federation
 """Where the workers of a table run."""
@@ -37,12 +30,9 @@ def run(settings: FitSettings, federation: Federation | LiveSites, watch: Watch 
     """Fit what the settings say, wherever the rows are."""
     if isinstance(federation, LiveSites):
         return live.fit(settings, federation, watch)
-    if not isinstance(federation, InProcessFederation | RayFederation | FaultyFederation):
-        return driver.run_fit(settings, federation, watch)
     if settings.epsilon is not None:
         return private_fit(settings, federation.workers, watch)
-    present = federation.present if isinstance(federation, FaultyFederation) else None
-    return in_process.fit(settings, federation.workers, watch, present)
+    return in_process.fit(settings, federation.workers, watch, federation.present)
 
 
 def fit(

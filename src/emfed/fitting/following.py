@@ -27,9 +27,9 @@ from emfed.fitting.convergence import Tolerance
 from emfed.fitting.doubts import Doubts, doubted
 from emfed.fitting.escape import TRIED_WITH_EMPTY, empty_put_to_use, escape
 from emfed.fitting.many import climb
-from emfed.fitting.moving import with_one_less, with_one_more
 from emfed.fitting.opening import Pooled, pool
 from emfed.fitting.parallel import together
+from emfed.fitting.proposals import with_one_less, with_one_more
 from emfed.fitting.race import Race, charged, owed
 from emfed.fitting.selection import empty_as_copies, within_rows
 from emfed.fitting.settings import FitSettings

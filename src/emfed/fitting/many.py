@@ -22,7 +22,7 @@ from typing import Any, final
 import numpy as np
 
 from emfed.algorithms.steps import shorten
-from emfed.core.messages import GRID
+from emfed.core.objects import GRID
 from emfed.core.protocols import Model
 from emfed.core.sums import (
     Ask,

@@ -14,7 +14,7 @@ from emfed.algorithms import EM, AutoEM, Bernoulli, Everyone, FedEM, VRFedEM
 from emfed.compressors import SubtractiveDithering
 from emfed.core.configuration import nearest
 from emfed.core.errors import SettingsError, check_count, check_range, check_type
-from emfed.core.messages import Parameters
+from emfed.core.objects import Parameters
 from emfed.core.privacy import Privacy
 from emfed.core.protocols import (
     Algorithm,

@@ -5,34 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, final
+from typing import final
 
-from emfed.core import series
 from emfed.core.errors import SettingsError, check_count, check_range
-from emfed.core.ledger import Ledger
-from emfed.core.protocols import ServerState
 from emfed.core.records import Records, RoundRecord
 
 PATIENCE = 1000
 """Rounds without any answer, or crashes in one round, after which a run gives up."""
 SMALL = 1e-5
 """Nats that may be left where the user gave none, but a tolerance of the mean field."""
-WINDOW = 6
-"""Rounds through which the rate is read."""
 Callback = Callable[[RoundRecord], bool | None]
 """Called after every round; returning True ends the run."""
-
-
-class Progress(Protocol):
-    """What a limit looks at."""
-
-    records: Records
-    state: ServerState
-    seconds: float
-
-    @property
-    def ledger(self) -> Ledger:
-        """Every byte so far."""
 
 
 @final
@@ -96,26 +79,6 @@ class Stop:
         """Nats a sample that a run may have left when it says that it has converged."""
         return SMALL if self.nats is None else max(self.nats, 1e-9)
 
-    def reason(self, run: Progress) -> str | None:
-        """The limit that has been met, if any."""
-        last = run.records[-1] if run.records else None
-        if self.tolerance is not None and self.settled(run.records, self.tolerance):
-            return "tolerance"
-        if self.nats is not None and remaining(run.records) <= self.nats:
-            return "nats"
-        if self.rounds is not None and run.state.round > self.rounds:
-            return "rounds"
-        if last is not None and self.epochs is not None and last.epochs >= self.epochs:
-            return "epochs"
-        if (
-            self.bytes is not None
-            and run.ledger.total("up") + run.ledger.total("down") >= self.bytes
-        ):
-            return "bytes"
-        if self.seconds is not None and run.seconds >= self.seconds:
-            return "seconds"
-        return None
-
     def limit(self, made: RoundRecord, spent: int, seconds: float) -> str:
         """The limit that is met after this round, these bytes and seconds; empty if none is."""
         met = {
@@ -141,36 +104,6 @@ class Stop:
             and r.squared_H <= tolerance
             for r in last
         )
-
-
-def remaining(records: Records) -> float:
-    """Nats per sample that EM may still gain, as the gains of the last rounds tell (`series`).
-
-    A round's gain is |H|^2 / 2 in the model's metric, the value of an EM step to second order.
-    Where not all are asked, the window reaches back until everyone has been asked `WINDOW` times
-    on average, and the rate is per turn of all. Infinite where a round of the window had no gain to
-    tell, or a shortened step, or where nobody answered in any of it.
-    """
-    everyone = max((r.asked for r in records), default=0)
-    asked, length = 0, 0
-    while asked < WINDOW * everyone and length < len(records):
-        length += 1
-        asked += records[-length].asked
-    last = records[-length:] if length else records[:0]
-    if everyone == 0 or asked < WINDOW * everyone or any(_untold(r) for r in last):
-        return math.inf
-    told = {j: r.gain for j, r in enumerate(last) if r.answered and r.gain is not None}
-    if len(told) < min(length, WINDOW):
-        return math.inf
-    rate = series.rate(list(told.values()), list(told)) ** (length / WINDOW)
-    recent = [gain for j, gain in told.items() if j >= length - max(3, length // 2)]
-    now = max(recent) if length == WINDOW else sum(recent) / len(recent)
-    return series.left(now, rate)
-
-
-def _untold(record: RoundRecord) -> bool:
-    """Whether a round says nothing of what is left; one without an answer is only passed over."""
-    return record.round == 0 or record.guard_hits > 0 or (record.gain is None)
 
 
 @final

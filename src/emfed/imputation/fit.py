@@ -18,7 +18,7 @@ from emfed.artifacts.result import Result
 from emfed.compressors import Dithering
 from emfed.core.configuration import check_keys
 from emfed.core.errors import DataError, NumericalError, SettingsError, check_type
-from emfed.core.protocols import Compressor, Federation, FloatArray, Participation
+from emfed.core.protocols import Compressor, FloatArray, Participation
 from emfed.core.records import Records, RoundRecord
 from emfed.core.settings.declaring import check_declared, documented
 from emfed.core.settings.impute import ImputeFields, Mode
@@ -45,7 +45,7 @@ from emfed.imputation.sweeps import Solver
 from emfed.imputation.table import FieldTable, Grid, known_table
 from emfed.models.owners import Loadings
 from emfed.models.site_owner import COLUMNS, SiteOwner
-from emfed.network import LiveSites, LoopFederation
+from emfed.network import Federation, LiveSites, LoopFederation
 
 ProgressFunction = Callable[[str, float], None]
 QUANTISER_OF_TIMES = Dithering(levels=3, norm=inf, block="row", scales="bfloat16")

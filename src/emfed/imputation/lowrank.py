@@ -6,7 +6,7 @@ the effects, x the covariates, u and v the factors. Nothing here is ever sites x
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import final
 
@@ -138,10 +138,6 @@ class Cells:
             self.sums[index],
             self.shape,
         )
-
-    def with_sums(self, sums: FloatArray) -> Cells:
-        """The same cells with other sums."""
-        return replace(self, sums=sums)
 
 
 @final

@@ -20,7 +20,6 @@ from emfed.models.occupancy import Occupancy, OccupancyParameters
 from emfed.models.parameters import GaussianParameters, InverseWishart
 from emfed.models.regression import RegressionMixture, RegressionParameters, regression_mixture
 from emfed.models.row_owner import RowOwner
-from emfed.models.side_by_side import SideBySide
 from emfed.models.site_owner import SiteOwner
 
 __all__ = [
@@ -52,7 +51,6 @@ __all__ = [
     "MixedParameters",
     "Poisson",
     "RowOwner",
-    "SideBySide",
     "SiteOwner",
     "build_model",
     "factor_analysis",

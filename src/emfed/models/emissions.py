@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from emfed.core.errors import SettingsError
-from emfed.core.protocols import FloatArray, HeldUp, Layout, Summaries
+from emfed.core.protocols import FloatArray, HeldUp, Layout
 from emfed.models.columns import ColumnParameters, Columns, FamilyColumns
 from emfed.models.components import SMALLEST_MASS, held_at
 from emfed.models.families import positive
@@ -253,16 +253,3 @@ def code_shares(
         if shares is not None:
             found.append(shares.reshape(*mass.shape[:-1], -1))
     return np.concatenate(found, axis=-1)
-
-
-def seen_shares(columns: Columns, summary: Summaries) -> FloatArray:
-    """The share of rows seen in each column, and with each of its codes, of one worker."""
-    observed, found = summary["observed"], [summary["observed"]]
-    bound = columns.fit_to(len(observed))
-    for group, extra in bound.extras(summary):
-        seen, mean = observed[group.columns], summary["mean"][group.columns]
-        typical = group.family.typical(mean, extra, np.ones_like(mean))
-        shares = group.family.code_shares(seen, seen[:, None] * typical)
-        if shares is not None:
-            found.append(shares.ravel())
-    return np.concatenate(found)

@@ -434,10 +434,6 @@ class FactorMixture(MixtureEStep):
     def metric(self, params: FactorParameters) -> FactorMetric:
         return FactorMetric.at(params, self.layout, self.samples)
 
-    @property
-    def exact_opening(self) -> bool:
-        return self.n_components == 1
-
     def closed_form(self) -> FloatArray | None:
         """One analyser: fitted to the covariance, then its E-step from the covariance."""
         if self.n_components > 1 or self.second_moment.size == 0:

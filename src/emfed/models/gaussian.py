@@ -437,10 +437,6 @@ class GaussianMixture(MixtureModel):
             value -= self._pseudo_mass * float(np.log(params.weights).sum())
         return value
 
-    @property
-    def exact_opening(self) -> bool:
-        return self.n_components == 1
-
     def closed_form(self) -> FloatArray | None:
         """One Gaussian is the mean and the second moment of all rows."""
         moment, d = self.constants.second_moment, self.n_features

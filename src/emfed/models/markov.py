@@ -270,9 +270,6 @@ class HiddenMarkov(Model):
     def component_shares(self, statistics: FloatArray) -> FloatArray:
         return self.layout.split(statistics)["mass"] * self.length
 
-    def summary_shares(self, summary: Summaries) -> FloatArray:
-        return emissions.seen_shares(self.columns, summary)
-
     def responsibilities(self, data: Any, params: MarkovParameters) -> FloatArray:
         """p(state | sequence) at each step, ``(..., sequences, time, K)``; 0 after the end."""
         parts = []

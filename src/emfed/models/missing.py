@@ -89,10 +89,6 @@ class _Missing(GaussianMixture):
             raise DataError(f"nobody has a single value in column {name}: leave it out.")
         return super().bind(summaries, counts, weights)
 
-    @property
-    def exact_opening(self) -> bool:
-        return False
-
     def closed_form(self) -> FloatArray | None:
         """What was seen of each column does not say what one Gaussian is."""
         return None

@@ -232,9 +232,6 @@ class MixedMixture(MixtureModel):
         codes = emissions.code_shares(self.columns, mass, moments, observed)
         return np.concatenate([mass, seen, codes], axis=-1)
 
-    def summary_shares(self, summary: Summaries) -> FloatArray:
-        return emissions.seen_shares(self.columns, summary)
-
     def maximize(self, statistics: FloatArray) -> MixedParameters:
         """T(s): each column by itself."""
         pseudo, prior = self._priors

@@ -415,10 +415,6 @@ class RegressionMixture(MixtureModel):
         value = 0.5 * float((count * np.log(params.noise) + (pull + extra) / params.noise).sum())
         return value - pseudo * float(np.log(params.weights).sum())
 
-    @property
-    def exact_opening(self) -> bool:
-        return self.n_components == 1
-
     def closed_form(self) -> FloatArray | None:
         """One regression is least squares, which the products of all rows say."""
         if self.n_components > 1:

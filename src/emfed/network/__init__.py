@@ -1,4 +1,4 @@
-"""Where messages travel: in this process, stacked or one by one; in Ray's actors; to sites.
+"""Where the rows are: in this process, stacked or one by one; in Ray's actors; at sites.
 
 With or without faults.
 """
@@ -10,34 +10,29 @@ if TYPE_CHECKING:
     from emfed.deployment.live import LocalSites, join
     from emfed.network.cluster import RayFederation
     from emfed.network.faulty import FaultPlan, FaultyFederation
-    from emfed.network.federation import RemoteFederation
     from emfed.network.inprocess import (
         FEDERATIONS,
+        Federation,
         InProcessFederation,
         LoopFederation,
         StackedFederation,
     )
     from emfed.network.listening import connect, listen
     from emfed.network.live import LiveSites
-    from emfed.network.rules import SiteRules
-    from emfed.network.site import Site
-    from emfed.network.transport import LocalTransport, Transport
+    from emfed.network.owner_rules import SiteRules
 
 __all__ = [
     "FEDERATIONS",
     "FaultPlan",
     "FaultyFederation",
+    "Federation",
     "InProcessFederation",
     "LiveSites",
     "LocalSites",
-    "LocalTransport",
     "LoopFederation",
     "RayFederation",
-    "RemoteFederation",
-    "Site",
     "SiteRules",
     "StackedFederation",
-    "Transport",
     "connect",
     "join",
     "listen",
@@ -45,18 +40,16 @@ __all__ = [
 _HOMES = {
     "emfed.network.cluster": ("RayFederation",),
     "emfed.network.faulty": ("FaultPlan", "FaultyFederation"),
-    "emfed.network.federation": ("RemoteFederation",),
     "emfed.network.inprocess": (
         "FEDERATIONS",
+        "Federation",
         "InProcessFederation",
         "LoopFederation",
         "StackedFederation",
     ),
     "emfed.network.listening": ("connect", "listen"),
     "emfed.network.live": ("LiveSites",),
-    "emfed.network.rules": ("SiteRules",),
-    "emfed.network.site": ("Site",),
-    "emfed.network.transport": ("LocalTransport", "Transport"),
+    "emfed.network.owner_rules": ("SiteRules",),
     "emfed.deployment.live": ("LocalSites", "join"),
 }
 """Where the public names are. A relay imports no model; a site, which follows fits and has an

@@ -1,12 +1,11 @@
 """Many workers packed into a few Ray actors: simulations, and one organisation's cluster.
 
 Ray is imported here and nowhere else, when a `RayFederation` is made. An actor is a process that
-holds a shard: the rows of consecutive workers and their state. Rows are put into Ray's object store
+holds a shard: the rows of consecutive workers. Rows are put into Ray's object store
 once, where actors read them without a copy; files are opened by the actors.
 
-An actor that dies, or is silent for longer than the deadline, takes its workers' memories with it.
-A new one gets the same rows and blank memories, and is asked again: its workers then say that their
-memory is lost, and the server opens a new generation (`emfed.algorithms.memory`).
+An actor that dies, or is silent for longer than the deadline, is replaced by a new one with the same
+rows, which is asked again. What workers keep from round to round is with the process that drives.
 
 Decision: docs/decisions/023-federations-in-one-process.md
 """
@@ -20,28 +19,14 @@ import socket
 import threading
 import weakref
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any, final
 
 import numpy as np
 
 from emfed.core.errors import DataError, FederationError, SettingsError, check_count, check_range
-from emfed.core.protocols import (
-    Federation,
-    FloatArray,
-    IntArray,
-    Model,
-    Names,
-    Opening,
-    Phase,
-    Question,
-    Replies,
-    Request,
-    WorkerStates,
-)
 from emfed.core.version import __version__
 from emfed.data.workers import WorkerData
-from emfed.models.binding import rounded_opening
+from emfed.network.inprocess import Federation
 from emfed.network.shards import Portions, Shard, ShardCalls, ShardedWorkers, divide, told_by
 
 RESTARTS = 3
@@ -202,7 +187,7 @@ def _release(user: object, actors: list[Any]) -> None:
 
 @final
 class RayFederation(Federation):
-    """Workers packed into Ray actors, each a stacked federation over its shard.
+    """Workers packed into Ray actors, each of which holds a shard.
 
     Close it, or use it as a context: then no process stays behind. ``fit(..., federation="ray")``
     does so by itself.
@@ -240,7 +225,7 @@ class RayFederation(Federation):
     >>> rows = [np.zeros((20, 2)), np.ones((20, 2))]
     >>> with emfed.network.RayFederation(rows) as federation:  # doctest: +SKIP
     ...     emfed.fit(emfed.gaussian_mixture(1), federation)
-    >>> issubclass(emfed.network.RayFederation, emfed.core.protocols.Federation)
+    >>> issubclass(emfed.network.RayFederation, emfed.network.Federation)
     True
     """
 
@@ -262,9 +247,7 @@ class RayFederation(Federation):
         check_range("start_timeout", start_timeout, 0, np.inf, open_low=True)
         self._deadline, self._start_timeout = deadline, start_timeout
         portions = divide(data, groups, actors, sample_weight)
-        self._edges, self._names, self._size = portions.edges, portions.names, portions.size
-        self._bound: Any = None
-        self._begun: Phase | None = None
+        self._edges, self._names = portions.edges, portions.names
         self._columns: tuple[str, ...] | None = None
         self._actors: list[Any] = []
         self._processes = [0] * len(portions.parts)
@@ -288,11 +271,6 @@ class RayFederation(Federation):
     def close(self) -> None:
         """End the actors, and the Ray that was started for them."""
         self._finalizer()
-
-    @property
-    def size(self) -> int:
-        """The number of workers."""
-        return self._size
 
     @property
     def workers(self) -> ShardedWorkers:
@@ -357,9 +335,9 @@ class RayFederation(Federation):
         return f"{self._edges[shard]} to {self._edges[shard + 1] - 1}"
 
     def _restart(self, shard: int, why: Exception) -> None:
-        """A new actor in the place of one that is gone: the same rows, and blank memories."""
+        """A new actor in the place of one that is gone, with the same rows."""
         _log.warning(
-            "Ray actor %d (workers %s) is lost, its memories with it; starting another. %s",
+            "Ray actor %d (workers %s) is lost; starting another. %s",
             shard,
             self._range(shard),
             _first_line(why),
@@ -368,20 +346,12 @@ class RayFederation(Federation):
             self._ray.kill(self._actors[shard])  # silent ones are not dead yet
         self._actors[shard] = self._launch(shard)
         self._first_word(shard)
-        if self._bound is not None:
-            self._wait(self._send(shard, "call", "bind", self._bound))
-        if self._begun is not None:
-            self._wait(self._send(shard, "call", "begin", replace(self._begun, since=0)))
 
     def _send(self, shard: int, method: str, *arguments: Any) -> Any:
         return getattr(self._actors[shard], method).remote(*arguments)
 
     def _wait(self, ref: Any) -> Any:
         return self._ray.get(ref, timeout=self._deadline)
-
-    def _ask(self, method: str, calls: ShardCalls) -> list[Any]:
-        """What a method of the federations of the named shards gives."""
-        return self._ask_shards("call", [(shard, (method, *given)) for shard, given in calls])
 
     def _ask_shards(self, method: str, calls: ShardCalls) -> list[Any]:
         """What the named shards answer, in order; the calls run at the same time."""
@@ -408,73 +378,3 @@ class RayFederation(Federation):
             f"over the same call ({method}); perhaps it has too little memory, or the deadline is "
             f"too short. The last reason: {last}"
         )
-
-    def _everyone(self, method: str, *given: Any) -> list[Any]:
-        return self._ask(method, [(shard, given) for shard in range(len(self._actors))])
-
-    def open(self, model: Model, columns: Names = None, rounded: bool = False) -> Opening:
-        """Every actor checks its data; summaries of all."""
-        parts: list[Opening] = self._everyone("open", model, columns)
-        summaries = {
-            name: np.concatenate([part.summaries[name] for part in parts])
-            for name in parts[0].summaries
-        }
-        counts = np.concatenate([part.counts for part in parts])
-        self._bound, self._begun = None, None
-        told = [part.totals for part in parts if part.totals is not None]
-        totals = np.concatenate(told) if told else None
-        opening = Opening(counts, summaries, parts[0].columns, self._names, totals)
-        return rounded_opening(opening, model) if rounded else opening
-
-    def bind(self, bound: Any) -> None:
-        """Every actor builds its models from the same constants."""
-        self._bound, self._begun = bound, None
-        self._everyone("bind", bound)
-
-    def begin(self, phase: Phase) -> None:
-        """Fresh state for everyone, or what belongs to the parts that are left."""
-        self._begun = phase
-        self._everyone("begin", phase)
-
-    def exchange(self, request: Request) -> Replies:
-        """Every actor drives those of its workers that are asked."""
-        calls = [
-            (shard, (request.take(positions),)) for shard, positions in self._split(request.workers)
-        ]
-        return Replies.join(self._ask("exchange", calls), len(request.statistics))
-
-    def _split(self, workers: IntArray) -> Iterator[tuple[int, Any]]:
-        """Positions of each shard's workers, for shards that have any of them."""
-        shards = np.searchsorted(self._edges, workers, side="right") - 1
-        for shard in range(len(self._actors)):
-            positions = np.flatnonzero(shards == shard)
-            if len(positions):
-                yield shard, positions
-
-    def ask(self, question: Question, weights: FloatArray) -> FloatArray:
-        """The sum of what every actor's workers say."""
-        edges = self._edges.tolist()
-        calls = [
-            (shard, (question, weights[edges[shard] : edges[shard + 1]]))
-            for shard in range(len(self._actors))
-        ]
-        return np.asarray(sum(self._ask("ask", calls)))
-
-    def scores(self, question: Question) -> FloatArray:
-        """The scores of every actor's workers."""
-        return np.concatenate(self._everyone("scores", question))
-
-    def worker_states(self) -> tuple[IntArray, WorkerStates]:
-        """State of every worker that has been active."""
-        parts = self._everyone("worker_states")
-        workers = np.concatenate([workers for workers, _ in parts])
-        names = parts[0][1]
-        return workers, {name: np.concatenate([rows[name] for _, rows in parts]) for name in names}
-
-    def restore_states(self, workers: IntArray, rows: WorkerStates) -> None:
-        """Put back what `worker_states` gave."""
-        calls = [
-            (shard, (workers[positions], {name: array[positions] for name, array in rows.items()}))
-            for shard, positions in self._split(workers)
-        ]
-        self._ask("restore_states", calls)

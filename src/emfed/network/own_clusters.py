@@ -16,11 +16,9 @@ from typing import Any
 import numpy as np
 
 from emfed.compressors import SubtractiveDithering
-from emfed.core.protocols import Compressed, FloatArray, IntArray
+from emfed.core.protocols import Compressed, FloatArray
 from emfed.core.streams import Purpose, uniforms
 from emfed.core.wire import decode_payload, encode_payload
-from emfed.data.each import EachRows
-from emfed.data.tables import Workers
 from emfed.models.clusters import Buckets, lloyd, seed_centres
 from emfed.models.mixture import to_numpy
 
@@ -37,25 +35,6 @@ QUANTISER = SubtractiveDithering(0.05)
 def clusters_width(model: Buckets) -> int:
     """Numbers that a worker tells: share and mean of each cluster."""
     return model.layout.size
-
-
-def clusters_of(model: Buckets, data: Workers, numbers: IntArray, smallest: int) -> FloatArray:
-    """What the server reads of each worker, and how many bytes that took, ``(workers, width + 1)``.
-
-    ``numbers`` are the workers' own. A stream's rows are never all there: nothing is read of it.
-    """
-    width = clusters_width(model)
-    out = np.full((len(numbers), width + 1), np.nan)
-    out[:, -1] = 0.0
-    for place, number in enumerate([] if data.streaming else numbers.tolist()):
-        told = encode_clusters(model, data, place, number, smallest)
-        out[place] = [*decode_clusters(told, model, number), len(told)]
-    return out
-
-
-def encode_clusters(model: Buckets, data: Workers, place: int, number: int, smallest: int) -> bytes:
-    """One worker's answer."""
-    return encoded_clusters(model, *EachRows(data).some(place, MOST_ROWS), number, smallest)
 
 
 def encoded_clusters(

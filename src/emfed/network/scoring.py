@@ -39,7 +39,6 @@ from emfed.core.sums import (
 from emfed.core.wire import floats_size
 from emfed.data.tables import Piece
 from emfed.models.mixture import to_numpy
-from emfed.models.side_by_side import SideBySide
 
 DRAWS = 4000
 """Rows that the model draws to say what it expects."""
@@ -67,11 +66,9 @@ def expectation(model: Model, params: Any) -> Expectation | None:
 
 def scores_width(model: Model) -> int:
     """How many of the numbers a model can tell: an answer holds these alone."""
-    inner: Any = model.models[0] if isinstance(model, SideBySide) else model
-    told = inner.describe()
-    if isinstance(inner, DrawsRows) and _tells_apart(inner):
-        return SCORES + int(told.get("n_components", 1))
-    return 2 if isinstance(inner, ScoresRows) else 1
+    if isinstance(model, DrawsRows) and _tells_apart(model):
+        return SCORES + int(model.describe().get("n_components", 1))
+    return 2 if isinstance(model, ScoresRows) else 1
 
 
 def _tells_apart(model: Any) -> bool:
@@ -120,12 +117,7 @@ def _masked(model: Any, params: Any, drawn: Expectation, holes: BoolArray) -> Fl
 
 
 def scores_of(model: Any, params: Any, pieces: Iterable[Piece], workers: int) -> FloatArray:
-    """Mean and spread of the log-likelihood of each worker's rows, found and expected; shares.
-
-    A candidate that was chosen comes as the one part of a model side by side.
-    """
-    if isinstance(model, SideBySide):
-        model, params = model.models[0], params.parts[0]
+    """Mean and spread of the log-likelihood of each worker's rows, found and expected; shares."""
     width = max(SCORES, scores_width(model))
     expected, total = expectation(model, params), np.zeros((workers, width))
     for piece in pieces:

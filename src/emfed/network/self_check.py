@@ -59,13 +59,6 @@ SIGN = 4.0
 """Spreads that a mean is from zero where its sign may be wrong."""
 
 
-MISFIT = (
-    "the common model fits the rows here clearly worse than it expects of its own: other units, "
-    "codes, instruments or people?"
-)
-"""What an owner is told where no single column is to blame."""
-
-
 class Moments(NamedTuple):
     """Share of values seen, mean and variance of each column."""
 

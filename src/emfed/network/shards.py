@@ -25,7 +25,6 @@ from emfed.data.held import HeldWorkers
 from emfed.data.sources import ParquetRows
 from emfed.data.tables import Workers, WorkerTables
 from emfed.data.workers import WorkerData, as_workers, from_workers
-from emfed.network.inprocess import StackedFederation
 
 T = TypeVar("T")
 
@@ -179,7 +178,6 @@ class Shard:
         elif isinstance(data, Mapped):
             rows = np.memmap(data.path, data.dtype, "r", data.start, data.shape)
             data = WorkerData(rows, data.offsets, data.names, data.columns)
-        self.federation = StackedFederation(data, self._first)
         self.workers = HeldWorkers(data, first=self._first)
         self._seen = None
         return {
@@ -209,10 +207,6 @@ class Shard:
         if self._seen is None or self._seen[0] != about:
             self._seen = about, self.workers.view(*view)
         return self._seen[1]
-
-    def call(self, method: str, *arguments: Any) -> Any:
-        """A method of the federation."""
-        return getattr(self.federation, method)(*arguments)
 
 
 def _open(files: Files, columns: tuple[str, ...] | None) -> Workers:

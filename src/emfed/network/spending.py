@@ -334,13 +334,6 @@ def _all_digests(data: Workers, secret: Secret) -> NDArray[np.uint64]:
     return np.sort(np.concatenate(found))
 
 
-def digest_of_rows(data: Workers, secret: Secret) -> str:
-    """What tells a site's rows from others, in whatever order; a stream has none."""
-    if data.streaming:
-        return ""
-    return hashlib.sha256(_all_digests(data, secret).tobytes()).hexdigest()[:32]
-
-
 def _digests(rows: Any, secret: Secret) -> NDArray[np.uint64]:
     """A sum of each row's words, times secret numbers: others collide once in 2^60 or so."""
     table = np.ascontiguousarray(to_numpy(rows), dtype=np.float64)

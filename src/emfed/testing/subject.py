@@ -16,7 +16,7 @@ from emfed.core.protocols import FloatArray, Model
 from emfed.core.streams import Purpose, normals, uniforms
 from emfed.data import as_workers
 from emfed.data.sources import chunks
-from emfed.network import LoopFederation
+from emfed.data.summing import check_rows_held
 
 
 class Broken(Exception):
@@ -52,13 +52,14 @@ class Subject:
     def open(cls, model: Model, data: Any, seed: int) -> Subject:
         """The opening exchange, worker by worker, and the rows that each worker holds."""
         workers = as_workers(data)
-        opening = LoopFederation(workers).open(model)
-        weights = opening.counts / opening.counts.sum()
-        bound = model.bind(opening.summaries, opening.counts, weights)
+        check_rows_held(model, workers)
         parts = [
             np.concatenate([np.asarray(block) for _, block in chunks(workers.worker(i))])
             for i in range(workers.size)
         ]
+        told = [model.summary(part) for part in parts]
+        summaries = {name: np.stack([one[name] for one in told]) for name in told[0]}
+        bound = model.bind(summaries, workers.counts, workers.counts / workers.counts.sum())
         rows = np.concatenate(parts)
         if rows.shape[0] < 8:
             raise DataError(f"a check needs at least 8 rows; got {rows.shape[0]}.")

@@ -1,6 +1,6 @@
 """Files that are whole or absent: atomic writes, checked reads, no pickle."""
 
-from emfed.core.storage.checkpoint import load_checkpoint, save_checkpoint, unpack_checkpoint
+from emfed.core.storage.checkpoint import load_checkpoint, save_checkpoint
 from emfed.core.storage.disk import (
     DISK,
     Disk,
@@ -25,6 +25,5 @@ __all__ = [
     "remove_torn",
     "save_checkpoint",
     "save_sealed",
-    "unpack_checkpoint",
     "write_atomic",
 ]

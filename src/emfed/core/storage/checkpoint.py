@@ -9,17 +9,10 @@ from numpy.typing import NDArray
 
 from emfed.core.errors import CheckpointError
 from emfed.core.storage.disk import DISK, Disk
-from emfed.core.storage.sealed import Seal, load_sealed, save_sealed, unpack_sealed
+from emfed.core.storage.sealed import Seal, load_sealed, save_sealed
 
 _MEND = " Put back a backup of it, or begin anew in another folder."
 _SEAL = Seal("emfed-checkpoint", "1", "checkpoint", CheckpointError, _MEND)
-
-
-def unpack_checkpoint(
-    data: bytes, where: str | Path
-) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-    """What a checkpoint file holds; `CheckpointError` for anything else, naming ``where``."""
-    return unpack_sealed(data, _SEAL, where)
 
 
 def save_checkpoint(

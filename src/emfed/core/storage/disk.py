@@ -87,11 +87,6 @@ class Disk:
             return []
         return sorted(changed, key=lambda path: (-changed[path], path))
 
-    def remove_directory(self, directory: Path) -> None:
-        """Delete a directory, if it is there and empty."""
-        with contextlib.suppress(OSError):
-            directory.rmdir()
-
     def make_directory(self, directory: Path) -> None:
         """A directory and those above it, durable; new ones are their owner's alone."""
         missing = []

@@ -18,8 +18,8 @@ import numpy as np
 
 from emfed.core.errors import WireError
 from emfed.core.protocols import FloatArray, IntArray, WorkerCells
+from emfed.core.wire.counts import count_sizes, decode_count, encode_count
 from emfed.core.wire.entropy import code_sizes, decode_symbols, encode_symbols
-from emfed.core.wire.messages import count_sizes, decode_count, encode_count
 
 _U32 = struct.Struct("<I")
 _FOLDED, _SIGNED, _DISTINCT = 0, 1, 7

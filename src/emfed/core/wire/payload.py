@@ -1,7 +1,7 @@
 """Payloads: everything in a message that depends on data.
 
 A compressed vector is its reals, in the shortest of bfloat16, float32 and float64 that holds them
-all exactly (or in one byte each, where the operator takes them from `emfed.core.messages.GRID`),
+all exactly (or in one byte each, where the operator takes them from `emfed.core.objects.GRID`),
 then its symbols by the code of `emfed.core.wire.entropy`. How many of each there are both ends know
 from the operator and the dimension, so it is not sent.
 """
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emfed.core.errors import WireError
-from emfed.core.messages import GRID
+from emfed.core.objects import GRID
 from emfed.core.protocols import Compressed, FloatArray, Form, IntArray
 from emfed.core.wire.entropy import CHUNK, PARAMETERS, code_sizes, decode_symbols, encode_symbols
 
@@ -172,16 +172,6 @@ def encode_numbers(values: FloatArray) -> bytes:
     code = encode_symbols(multiples.astype(np.int32), 1 << bits, None)
     small = bytes([_SMALL, exponent, bits]) + code
     return small if len(small) < floats_size(len(values)) else encode_floats(values)
-
-
-def numbers_size(values: FloatArray) -> int:
-    """Bytes of `encode_numbers`, without encoding."""
-    found = _small(values)
-    if found is None:
-        return floats_size(len(values))
-    _, bits, multiples = found
-    code = int(code_sizes(multiples.astype(np.int32)[None], 1 << bits, None)[0])
-    return min(floats_size(len(values)), 3 + code)
 
 
 def is_grid(data: bytes) -> bool:

@@ -18,7 +18,7 @@ from sklearn.utils.validation import check_is_fitted
 from emfed.algorithms import Decreasing, FedEM
 from emfed.artifacts.result import Result
 from emfed.core.errors import EmfedWarning, SettingsError, check_count, check_range, worded
-from emfed.core.protocols import Federation, FloatArray, IntArray, Model, plural
+from emfed.core.protocols import FloatArray, IntArray, Model, plural
 from emfed.core.wording import Face, Setting
 from emfed.data.reading import is_frame, label
 from emfed.data.sources import Source
@@ -43,7 +43,7 @@ from emfed.fitting.selection import with_setting
 from emfed.fitting.settings import FitSettings, read_range
 from emfed.models import FAMILIES
 from emfed.models.component_summaries import width_of
-from emfed.network import LiveSites, StackedFederation
+from emfed.network import Federation, LiveSites, StackedFederation
 from emfed.network.live import numbered
 
 SHAPING = ("model", "n_components", "n_factors", "covariance_type", "families")

@@ -19,14 +19,6 @@ UPWARD = 4096.0
 """What the largest slope of a component is scaled to: sixteen times it is still in range."""
 
 
-def split(values: Any) -> tuple[Any, Any]:
-    """High and low parts, float16."""
-    single = np.asarray(values, dtype=np.float32)
-    with np.errstate(over="ignore", invalid="ignore"):
-        high = single.astype(np.float16)
-        return high, (single - high.astype(np.float32)).astype(np.float16)
-
-
 def halves(slopes: FloatArray) -> tuple[Any, Any]:
     """``(w, K, f)`` as ``(w, 2, K, f)`` float16 parts and ``(w, K)`` factors."""
     most = np.abs(slopes).max(axis=-1)
