@@ -12,7 +12,7 @@ import emfed
 from emfed.core.protocols import Compressor, FloatArray
 from emfed.models import COVARIANCES
 
-OPEN = emfed.network.SiteRules.loosest()
+OPEN = emfed.network.SiteRules.trusting()
 BARE = emfed.network.SiteRules(unmasked=True)
 """The default rules of an owner who allows runs without masks."""
 """Rules of a site that answers everything: most tests have few rows, and some odd models."""
