@@ -1,4 +1,4 @@
-"""Sites in processes of their own, which reach a server in this one over TLS."""
+"""Sites in processes of their own, which reach a relay in this one over TLS."""
 
 from __future__ import annotations
 
@@ -11,30 +11,29 @@ from typing import Any
 
 import numpy as np
 
-from emfed.network import keys
-from emfed.network.websocket import listen
+from emfed.data import as_workers
+from emfed.deployment.live import with_names
+from emfed.network import keys, listen
+from emfed.network.listening import ListeningSites
 
 SITE = """
 import sys
 from pathlib import Path
 import numpy as np
 import polars as pl
-from emfed.network import SiteRules
-from emfed.network.websocket import join
+from emfed.network import SiteRules, join
 name, address, folder = sys.argv[1:]
-path = f"{folder}/{name}.data"
-data = np.load(path + ".npy")
-columns = open(path + ".columns").read().splitlines()
+data = np.load(f"{folder}/{name}.data.npy")
+columns = Path(f"{folder}/{name}.data.columns").read_text().splitlines()
 table = pl.DataFrame(data, schema=columns) if columns else data
-key, ca = f"{folder}/{name}.key", f"{folder}/keys/ca.pem"
-masked = Path(f"{folder}/masked").exists()  # by default rules, and masks
-rules, roster = (None, f"{folder}/keys/sites") if masked else (SiteRules.loosest(), None)
-join(address, table, f"{folder}/state-{name}", key=key, ca=ca, rules=rules, roster=roster)
+places = {"key": f"{folder}/{name}.key", "ca": f"{folder}/keys/ca.pem"}
+rules = SiteRules.trusting(spare_rows=None, smallest_component=None)
+join(address, table, f"{folder}/site-{name}", roster=f"{folder}/keys/sites", rules=rules, **places)
 """
 
 
 def start_site(name: str, address: str, folder: Path) -> subprocess.Popen[bytes]:
-    """A site that answers until it is killed."""
+    """A site that follows what it is asked to, until it is killed."""
     return subprocess.Popen(
         [sys.executable, "-c", SITE, name, address, str(folder)], stderr=subprocess.DEVNULL
     )
@@ -42,28 +41,23 @@ def start_site(name: str, address: str, folder: Path) -> subprocess.Popen[bytes]
 
 @contextlib.contextmanager
 def real_sites(
-    data: Mapping[str, Any],
-    folder: Path,
-    children: dict[str, Any] | None = None,
-    masked: bool = False,
-) -> Iterator[Any]:
-    """The transport that reaches one process for each table, with keys and TLS.
+    data: Mapping[str, Any], folder: Path, children: dict[str, Any] | None = None
+) -> Iterator[ListeningSites]:
+    """One process for each table, with keys and TLS, whose owners allow everything.
 
-    ``children`` is filled with the processes. Those that are ``masked`` have a roster and no rules
-    of their own; others answer everything.
+    ``children`` is filled with the processes.
     """
     make_keys(list(data), folder)
-    if masked:
-        (folder / "masked").touch()
     for name, table in data.items():
         save_table(name, table, folder)
-    with listen("127.0.0.1:0", keys=folder / "keys") as transport:
-        children = {} if children is None else children
+    columns = with_names(as_workers([next(iter(data.values()))]), None).columns
+    children = {} if children is None else children
+    with listen("127.0.0.1:0", keys=folder / "keys", columns=columns) as sites:
         for name in data:
-            children[name] = start_site(name, f"127.0.0.1:{transport.port}", folder)
+            children[name] = start_site(name, f"127.0.0.1:{sites.port}", folder)
         try:
-            transport.wait_for(len(data), 60.0)
-            yield transport
+            sites.wait_for(len(data), 60.0)
+            yield sites
         finally:
             for child in children.values():
                 child.kill()
