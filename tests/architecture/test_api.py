@@ -62,8 +62,8 @@ def declared_settings(what: Any) -> dict[str, Any]:
 
 
 def default_of(given: Any) -> str:
-    """A default as it is called; of a declared setting, the first argument of `setting`."""
-    if getattr(given, "canonical_path", "").endswith(".setting"):
+    """A default as it is called; of a declared setting or rule, the first argument."""
+    if getattr(given, "canonical_path", "").endswith((".setting", "._rule")):
         given = given.arguments[0]
         given = None if str(given) == "MISSING" else given
     return "" if given is None else f"={given}"

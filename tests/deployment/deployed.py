@@ -16,7 +16,7 @@ import polars as pl
 from emfed.core.errors import EmfedError
 from emfed.deployment.config import Config, read_config
 from emfed.deployment.hosting import place_of, serve
-from emfed.deployment.joining import Joining, Outcome
+from emfed.deployment.joining import Joining, SiteOutcome
 from emfed.network.addresses import Terminated, free_port
 from emfed.network.owner_rules import SiteRules
 from emfed.network.roster import pin_keys
@@ -159,7 +159,7 @@ class Deployed:
         """What the server said last."""
         return self.said[-1] if self.said else {}
 
-    def outcomes(self, sites: Mapping[str, InThread]) -> dict[str, Outcome]:
+    def outcomes(self, sites: Mapping[str, InThread]) -> dict[str, SiteOutcome]:
         """How all of them ended."""
         return {name: one.wait() for name, one in sites.items()}
 

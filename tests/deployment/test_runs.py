@@ -11,7 +11,7 @@ import pytest
 
 from emfed import load
 from emfed.core.errors import ParticipationError, SettingsError
-from emfed.deployment.joining import Outcome
+from emfed.deployment.joining import SiteOutcome
 from emfed.deployment.orders import change_orders
 from emfed.deployment.status import read_status
 from emfed.deployment.views import status_line
@@ -36,7 +36,7 @@ def test_a_masked_run_leaves_one_model_everywhere_and_tells_of_it(tmp_path: Path
             folder = tmp_path / f"site-{name}"
             for path in (folder / "model.emfed", folder / "models" / "run.emfed"):
                 assert np.array_equal(load(path).statistics, model.statistics)
-            assert outcome == Outcome()
+            assert outcome == SiteOutcome()
             assert "all sites have signed the model" in deployed.heard[name][-2]
         last = deployed.status
         assert (last["state"], last["confirmed"], last["untold"]) == ("finished", True, [])

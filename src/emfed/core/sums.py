@@ -18,11 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emfed.core.errors import SettingsError
+from emfed.core.objects import BoolArray as BoolArray
+from emfed.core.objects import FloatArray as FloatArray
+from emfed.core.objects import IntArray as IntArray
 from emfed.core.wire.payload import decode_floats, encode_floats
 
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
-BoolArray = NDArray[np.bool_]
 T = TypeVar("T")
 
 Mean = Callable[[Any, Any], FloatArray]

@@ -11,7 +11,7 @@ from emfed.core.errors import SettingsError, check_choice
 from emfed.core.protocols import IntArray
 from emfed.core.wording import Setting, Wording
 from emfed.data.sources import Source
-from emfed.models.devices import Precision
+from emfed.models.devices import PassPrecision
 from emfed.models.devices.placing import check_device, expect, place, stream
 
 
@@ -48,7 +48,7 @@ class Streamed(Source):
         return place(rows, self._device)
 
 
-def check_precision(device: Any, precision: Precision) -> Any:
+def check_precision(device: Any, precision: PassPrecision) -> Any:
     """The torch device, None without one: what can be said before a row is read."""
     check_choice("precision", precision, ("double", "fast"))
     if device is not None:

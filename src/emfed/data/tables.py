@@ -15,7 +15,7 @@ from emfed.core.errors import DataError
 from emfed.core.protocols import FloatArray, IntArray
 from emfed.data.reading import match_columns, read_table
 from emfed.data.sources import Source, Stream, chunks
-from emfed.models.devices import Precision, Ragged, ragged
+from emfed.models.devices import PassPrecision, Ragged, ragged
 from emfed.models.mixture import to_numpy
 
 
@@ -28,7 +28,7 @@ def gather(rows: Any, indices: IntArray) -> Any:
     return xp.reshape(xp.take(rows, flat, axis=0), (*indices.shape, *rows.shape[1:]))
 
 
-def _row_axis(block: Any, weights: Any, precision: Precision) -> Any:
+def _row_axis(block: Any, weights: Any, precision: PassPrecision) -> Any:
     """One worker's rows with a worker axis, on a device with the precision of passes there."""
     if isinstance(block, Ragged):
         return block
@@ -100,7 +100,7 @@ class Workers(ABC):
     columns: tuple[str, ...] | None
     row_weights: Sequence[FloatArray] | None = None
     """Weights of the rows, worker by worker; None where all count alike."""
-    precision: Precision = "double"
+    precision: PassPrecision = "double"
     """The precision of passes over rows on a device."""
     first_line: int | None = None
     """Where rows came from text files: the line of the first. Messages then speak of lines."""
@@ -233,7 +233,7 @@ class WorkerTables(Workers):
         names: Sequence[str] | None = None,
         columns: tuple[str, ...] | None = None,
         row_weights: Sequence[FloatArray] | None = None,
-        precision: Precision = "double",
+        precision: PassPrecision = "double",
     ) -> None:
         self.tables, self.names, self.columns = list(tables), names, columns
         self.row_weights, self.precision = row_weights, precision

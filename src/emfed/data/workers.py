@@ -29,7 +29,7 @@ from emfed.data.sources import (
 )
 from emfed.data.tables import Piece, Workers, WorkerTables, gather
 from emfed.data.weights import check_row_weights, group_order
-from emfed.models.devices import Precision, Ragged, is_here
+from emfed.models.devices import PassPrecision, Ragged, is_here
 from emfed.models.devices.placing import fits, place, place_blocks
 
 LARGE = 4096
@@ -63,7 +63,7 @@ class WorkerData(Workers):
     """The names of the columns."""
     row_weights: Sequence[FloatArray] | None = None
     """How much each row counts, worker by worker."""
-    precision: Precision = "double"
+    precision: PassPrecision = "double"
     """The precision of passes over rows on a device."""
     order: IntArray | range | None = None
     """Where all are rows of one table, which row of it each was."""
@@ -377,7 +377,7 @@ def as_workers(
     sample_weight: Any | None = None,
     *,
     device: Any | None = None,
-    precision: Precision = "double",
+    precision: PassPrecision = "double",
 ) -> Workers:
     """Read whatever rows a user may hold.
 
@@ -421,7 +421,7 @@ def as_workers(
     return to_device(found, device, precision)
 
 
-def to_device(found: Workers, device: Any, precision: Precision = "double") -> Workers:
+def to_device(found: Workers, device: Any, precision: PassPrecision = "double") -> Workers:
     """The same workers with their rows on the device; None leaves them where they are."""
     where = check_precision(device, precision)
     if where is None or where.type == "cpu":

@@ -14,7 +14,7 @@ from typing import final
 
 from emfed.core.sums import Ask, Fit, Sum, drive
 from emfed.deployment.consent import OfferedRows
-from emfed.fitting.asks import Summary
+from emfed.fitting.asks import SummaryAsk
 from emfed.fitting.opening import Pooled, pool
 from emfed.network.self_check import first_rows, suspicions
 
@@ -40,7 +40,7 @@ class Hints:
 
     def look(self, ask: Ask, answer: Sum) -> None:
         """Take a sum of everyone's; once the opening is whole, compare."""
-        if not isinstance(ask, Summary) or self._over:
+        if not isinstance(ask, SummaryAsk) or self._over:
             return
         if self._opening is None:
             self._model, self._shapes = ask.model, ask.shapes

@@ -40,7 +40,7 @@ ENDING = "the run ends after the exchange under way; Ctrl-C once more stops at o
 
 @final
 @dataclass(frozen=True)
-class Place:
+class ServerPlace:
     """Where a server listens, and with whose keys.
 
     Parameters
@@ -69,7 +69,7 @@ class Place:
             check_certificate(self.keys / "server.pem")
 
 
-def place_of(configs: Sequence[Config], insecure: bool = False, relay: str = "") -> Place:
+def place_of(configs: Sequence[Config], insecure: bool = False, relay: str = "") -> ServerPlace:
     """The one port, folder of keys and mailboxes that these runs share."""
     first = configs[0]
     for one in configs:
@@ -86,12 +86,12 @@ def place_of(configs: Sequence[Config], insecure: bool = False, relay: str = "")
         raise SettingsError("each run needs a folder and an output of its own, in [server].")
     keys = None if insecure else first.place("keys")
     boxes = first.place("mailboxes") if first.server.mailboxes else None
-    return Place(first.server.host, first.server.port, keys, relay, boxes)
+    return ServerPlace(first.server.host, first.server.port, keys, relay, boxes)
 
 
 def serve(
     runs: Sequence[tuple[Config, StatusReport]],
-    place: Place,
+    place: ServerPlace,
     *,
     at_once: bool = False,
     json_logs: bool = False,
@@ -120,7 +120,7 @@ def serve(
 
 @contextlib.contextmanager
 def _in_folder(
-    config: Config, place: Place, report: StatusReport, json_logs: bool
+    config: Config, place: ServerPlace, report: StatusReport, json_logs: bool
 ) -> Iterator[None]:
     """Within, the folder of a run is ours, with its log and its page."""
     folder = config.place("folder")
@@ -161,7 +161,7 @@ class _Serving:
     def __init__(
         self,
         runs: Sequence[tuple[Config, StatusReport]],
-        place: Place,
+        place: ServerPlace,
         at_once: bool,
         make: Callable[..., Relay],
     ) -> None:

@@ -170,7 +170,7 @@ class Joining:
             report("state", f"{why}: no run can use it")
         return about, read_rows(about)
 
-    def run(self, report: StateReport, stop: threading.Event | None = None) -> Outcome:
+    def run(self, report: StateReport, stop: threading.Event | None = None) -> SiteOutcome:
         """Take part until there is nothing more, or until ``stop`` is set.
 
         Raises `EmfedError` for what trying again cannot mend.
@@ -207,7 +207,7 @@ class Joining:
 
 @final
 @dataclass
-class Outcome:
+class SiteOutcome:
     """What came of all runs that a site took part in."""
 
     doubts: list[str] = field(default_factory=list)
@@ -239,7 +239,7 @@ class SiteRuns:
     def _commitment(self) -> bytes:
         return OfferedRows(self._data).commitment(self._signer.secret(b"emfed rows"))
 
-    def run(self, stop: threading.Event | None = None) -> Outcome:
+    def run(self, stop: threading.Event | None = None) -> SiteOutcome:
         """Follow all runs that the relay names, until there is nothing more."""
         leaving = threading.Event() if stop is None else stop
         runs: MemberRuns
@@ -305,8 +305,8 @@ class SiteRuns:
             if thread.over.is_set() and thread.end is not None and not self._began[run].refused:
                 (self._folder / run).with_suffix(OVER).touch()
 
-    def _outcome(self, runs: MemberRuns) -> Outcome:
-        found = Outcome()
+    def _outcome(self, runs: MemberRuns) -> SiteOutcome:
+        found = SiteOutcome()
         for run, thread in runs.members.items():
             watcher = self._began[run]
             if thread.error is not None:

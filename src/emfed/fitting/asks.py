@@ -192,7 +192,7 @@ SEEN_MOMENTS = ("mean", "scatter", "extra")
 
 @final
 @dataclass(frozen=True, eq=False)
-class Summary(Ask):
+class SummaryAsk(Ask):
     """The summaries of all rows, as sums: in the first exchange counts and first moments, in the
     second one the scatter about the common mean.
 

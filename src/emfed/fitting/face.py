@@ -19,7 +19,7 @@ from emfed.fitting.progress import progress
 from emfed.fitting.selection import Selection
 from emfed.fitting.settings import FitSettings
 from emfed.fitting.stopping import Callback, Monitor, Stop
-from emfed.models.devices import Precision
+from emfed.models.devices import PassPrecision
 from emfed.network import FEDERATIONS, Federation, LiveSites, RayFederation
 
 FederationName = Literal["stacked", "loop", "ray"] | Federation
@@ -50,7 +50,7 @@ def fit(
     resume: bool = False,
     threads: int | None = None,
     device: Any | None = None,
-    precision: Precision = "double",
+    precision: PassPrecision = "double",
     verbose: bool = False,
     **settings: Any,
 ) -> Result:
@@ -164,7 +164,7 @@ def select_components(
     callbacks: Iterable[Callback] | Callback = (),
     threads: int | None = None,
     device: Any | None = None,
-    precision: Precision = "double",
+    precision: PassPrecision = "double",
     verbose: bool = False,
     **settings: Any,
 ) -> Selection:
@@ -237,7 +237,7 @@ def federation_of(
     groups: Any | None = None,
     sample_weight: Any | None = None,
     device: Any | None = None,
-    precision: Precision = "double",
+    precision: PassPrecision = "double",
 ) -> Any:
     """A federation by name over these data, closed at the end; or the one given, left open."""
     if isinstance(data, Federation | LiveSites) and groups is None and sample_weight is None:

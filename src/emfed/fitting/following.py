@@ -33,7 +33,7 @@ from emfed.fitting.proposals import with_one_less, with_one_more
 from emfed.fitting.race import Race, charged, owed
 from emfed.fitting.selection import empty_as_copies, within_rows
 from emfed.fitting.settings import FitSettings
-from emfed.fitting.starting import OwnRows, optimum, start_at, starts
+from emfed.fitting.starting import LocalRows, optimum, start_at, starts
 from emfed.fitting.stochastic import rounds_of
 from emfed.fitting.turns import in_turns
 from emfed.fitting.validation import validated
@@ -92,7 +92,7 @@ def follow(
     settings: FitSettings,
     workers: int,
     shapes: Mapping[str, tuple[int, ...]],
-    own: OwnRows | None = None,
+    own: LocalRows | None = None,
     masked: bool = True,
     streams: bool = False,
     absent: bool = False,
@@ -174,7 +174,7 @@ def _problem(
 
 
 def _begin(
-    settings: FitSettings, problems: Sequence[Objective], own: OwnRows | None
+    settings: FitSettings, problems: Sequence[Objective], own: LocalRows | None
 ) -> Fit[list[list[FloatArray]]]:
     """Where each candidate starts: one place or several that compete."""
     start = settings.start

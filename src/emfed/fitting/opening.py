@@ -11,7 +11,7 @@ import numpy as np
 from emfed.core.errors import DataError
 from emfed.core.protocols import Model
 from emfed.core.sums import Fit, FloatArray
-from emfed.fitting.asks import COUNTS, Summary
+from emfed.fitting.asks import COUNTS, SummaryAsk
 from emfed.models.binding import extra_owners
 from emfed.models.rows import without_rounding
 
@@ -39,14 +39,14 @@ def pool(model: Model, shapes: Mapping[str, tuple[int, ...]]) -> Fit[Pooled]:
     """Ask for what binds a model; ``shapes`` are those of `Model.summary` of one worker."""
     d = int(np.prod(shapes.get("mean", (0,))))
     owners = extra_owners(model, d).tolist()
-    first = yield Summary(model, shapes, owners)
+    first = yield SummaryAsk(model, shapes, owners)
     if not first.rows > 0:
         raise DataError("no worker has a row with a weight: nothing can be fitted.")
     count, squares = first.value[:COUNTS].tolist()
     summary = _first_moments(first.value[COUNTS:] / first.rows, shapes, owners)
     if "scatter" in shapes:
         mean = np.ravel(summary["mean"])
-        moments = (yield Summary(model, shapes, owners, mean)).value
+        moments = (yield SummaryAsk(model, shapes, owners, mean)).value
         seen = _seen(summary, d) * first.rows
         about = seen
         if len(moments) != d:

@@ -1,4 +1,4 @@
-"""Where components may be put to better use, without a message: proposals of `emfed.fitting.escape`.
+"""Where components may be put to better use, without a message, for `emfed.fitting.escape`.
 
 EM ends at the optimum that its start leads to. A start by workers is drawn from sums over buckets,
 which miss what is narrow or has few rows, so that two components may share what one describes as

@@ -41,7 +41,7 @@ SEEDS = 0x9E3779B97F4A7C15
 """An odd number without pattern: the seeds of several starts differ."""
 
 
-class OwnRows(Protocol):
+class LocalRows(Protocol):
     """What a driver that has all rows may draw from them."""
 
     def sketch(self, model: Any, seed: int) -> Sketch | None:
@@ -56,7 +56,7 @@ def starts(
     method: str,
     count: int,
     seed: int,
-    rows: OwnRows | None = None,
+    rows: LocalRows | None = None,
 ) -> Fit[list[list[FloatArray]]]:
     """The statistics that each model may start from, ``count`` for each, the best first.
 
@@ -91,7 +91,7 @@ def starts(
     return [found[j] for j in range(len(problems))]
 
 
-def at_points(model: Any, rows: OwnRows | None, seed: int) -> Any:
+def at_points(model: Any, rows: LocalRows | None, seed: int) -> Any:
     """Parameters whose means are rows of the data, the paper's start."""
     able = isinstance(model, StartsFromClusters) and model.clusters(1) is not None
     found = rows.points(model, seed) if able and rows is not None else None

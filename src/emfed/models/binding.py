@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from emfed.core.protocols import IntArray, Model, Names, NamesColumns
 from emfed.models.columns import Columns
+
+
+@runtime_checkable
+class HasFamilies(Protocol):
+    """A model whose columns may have families of their own."""
+
+    @property
+    def columns(self) -> Any:
+        """`Columns`; other models have other things of this name."""
 
 
 def of_columns(model: Any, columns: Names) -> Any:
@@ -18,7 +27,6 @@ def of_columns(model: Any, columns: Names) -> Any:
 
 def extra_owners(model: Model, width: int) -> IntArray:
     """The column that each number of a summary's ``extra`` is about, of so many columns."""
-    columns = getattr(model, "columns", None)
-    if isinstance(columns, Columns):
-        return columns.fit_to(width).owners()
+    if isinstance(model, HasFamilies) and isinstance(model.columns, Columns):
+        return model.columns.fit_to(width).owners()
     return np.empty(0, dtype=np.int64)

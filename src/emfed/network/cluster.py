@@ -4,8 +4,9 @@ Ray is imported here and nowhere else, when a `RayFederation` is made. An actor 
 holds a shard: the rows of consecutive workers. Rows are put into Ray's object store
 once, where actors read them without a copy; files are opened by the actors.
 
-An actor that dies, or is silent for longer than the deadline, is replaced by a new one with the same
-rows, which is asked again. What workers keep from round to round is with the process that drives.
+An actor that dies, or is silent for longer than the deadline, is replaced by a new one with the
+same rows, which is asked again. What workers keep from round to round is with the process that
+drives.
 
 Decision: docs/decisions/023-federations-in-one-process.md
 """

@@ -64,7 +64,7 @@ class FaultPlan:
                 check_count("away until exchange", last, first)
 
     def presence(self, workers: int) -> Presence:
-        """Whose messages arrive, of so many workers; what is no round is repeated until it is whole."""
+        """Whose messages arrive, of so many; what is no round is repeated until it is whole."""
         everyone = np.arange(workers, dtype=np.int64)
 
         def present(ask: Any, exchange: int) -> Present:

@@ -27,7 +27,7 @@ from emfed.network.exchange.records import RecordFile
 from emfed.network.exchange.relay_server import RelayServer
 from emfed.network.exchange.statements import Agreement, Document, Entry, Roster, Signer
 from emfed.network.keys import ANALYST, read_site_keys
-from emfed.network.live import AskedRun, Columns, Conductor, LiveSites
+from emfed.network.live import AskedRun, Conductor, LiveSites, OfferedColumns
 
 Some = TypeVar("Some", bound="RemoteSites")
 LOOK_SECONDS = 0.02
@@ -71,7 +71,7 @@ class RemoteSites(LiveSites):
         The columns of a fit that names none itself; a number: so many that have no names.
     """
 
-    def __init__(self, signer: Signer, roster: Roster, columns: Columns = None) -> None:
+    def __init__(self, signer: Signer, roster: Roster, columns: OfferedColumns = None) -> None:
         super().__init__(columns)
         self._signer, self._roster = signer, roster
         self._scratch = tempfile.TemporaryDirectory(prefix="emfed-")
@@ -144,7 +144,7 @@ def _kept(asked: AskedRun) -> Agreement | None:
 class ListeningSites(RemoteSites):
     """A relay with an analyst in this process."""
 
-    def __init__(self, place: tuple[str, int], keys: Path | None, columns: Columns) -> None:
+    def __init__(self, place: tuple[str, int], keys: Path | None, columns: OfferedColumns) -> None:
         self._place, self._keys = place, keys
         super().__init__(*_identity(keys), columns)
 
@@ -183,7 +183,7 @@ class ListeningSites(RemoteSites):
 class _Calling(RemoteSites):
     """An analyst at a relay that runs elsewhere."""
 
-    def __init__(self, address: str, keys: Path | None, columns: Columns) -> None:
+    def __init__(self, address: str, keys: Path | None, columns: OfferedColumns) -> None:
         self._leave, self._error = threading.Event(), list[Exception]()
         own = {} if keys is None else {"key": keys / "ca.key", "authority": keys / "ca.pem"}
         self._line = MemberLine(
@@ -234,7 +234,7 @@ def listen(
     keys: str | Path | None = None,
     expected: int = 0,
     wait: float | None = None,
-    columns: Columns = None,
+    columns: OfferedColumns = None,
     insecure: bool = False,
 ) -> ListeningSites:
     """Listen for sites, with a relay and an analyst in this process; use it in a ``with``.
@@ -292,7 +292,7 @@ def connect(
     keys: str | Path | None = None,
     expected: int = 0,
     wait: float | None = None,
-    columns: Columns = None,
+    columns: OfferedColumns = None,
     insecure: bool = False,
 ) -> RemoteSites:
     """Call a relay that runs elsewhere (``emfed relay``), as an analyst; use it in a ``with``.

@@ -119,7 +119,7 @@ class Conductor:
             raise FederationError(f"no model is final: {ended.words}")
 
 
-Columns = Sequence[str] | int | None
+OfferedColumns = Sequence[str] | int | None
 
 
 def numbered(width: int) -> tuple[str, ...]:
@@ -137,9 +137,17 @@ class LiveSites(ABC):
     ----------
     columns : sequence of str or int, optional
         The columns of a fit that names none itself; a number: so many that have no names.
+
+    Examples
+    --------
+    `LocalSites` keeps them in this process, `listen` and `connect` reach others:
+
+    >>> from emfed.network import LiveSites, LocalSites
+    >>> issubclass(LocalSites, LiveSites)
+    True
     """
 
-    def __init__(self, columns: Columns = None) -> None:
+    def __init__(self, columns: OfferedColumns = None) -> None:
         named = numbered(columns) if isinstance(columns, int) else columns
         self.columns = None if named is None else tuple(named)
 

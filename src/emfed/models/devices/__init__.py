@@ -18,12 +18,12 @@ from array_api_compat import array_namespace, device, is_cupy_array, is_torch_ar
 
 from emfed.core.protocols import FloatArray, IntArray
 from emfed.models.devices.passes import Features, Pass, Second, Sums
-from emfed.models.devices.ragged import Precision, Ragged
+from emfed.models.devices.ragged import PassPrecision, Ragged
 
 __all__ = [
     "Features",
     "Pass",
-    "Precision",
+    "PassPrecision",
     "Ragged",
     "Second",
     "Sums",

@@ -10,7 +10,7 @@ import numpy as np
 
 from emfed.core.protocols import FloatArray, IntArray
 
-Precision = Literal["double", "fast"]
+PassPrecision = Literal["double", "fast"]
 
 
 @final
@@ -24,7 +24,7 @@ class Ragged:
     counts: IntArray
     weights: Any = None
     """A tensor of one number for each of the rows, or None."""
-    precision: Precision = "double"
+    precision: PassPrecision = "double"
     memo: dict[Any, Any] = field(default_factory=dict)
     """What was found out about these rows and does not change."""
 

@@ -312,7 +312,9 @@ class HeardSums(FollowedFit):
         assert isinstance(self.program, CodedProgram)
         coded = coded_of(followed.ask, books.copy(), self.program.seed)
         here = (self._place, books.exchange, self._anew, self._digest())
-        return _Pass(followed.ask, coded, number, self.me, self.about, place, here, self._states())
+        return _CodedPass(
+            followed.ask, coded, number, self.me, self.about, place, here, self._states()
+        )
 
     def _states(self) -> Mapping[str, States]:
         """What this site keeps as the exchange that is due begins."""
@@ -499,7 +501,7 @@ def coded_of(ask: Any, books: Books, seed: int) -> CodedSum | CodedGather:
 
 @final
 @dataclass(frozen=True, eq=False)
-class _Pass:
+class _CodedPass:
     """A pass over the rows for one exchange; the fit may go on meanwhile."""
 
     ask: Any
