@@ -82,7 +82,7 @@ def test_completion_in_a_shell(emfed_shell: Shell) -> None:
         out, _ = process.communicate(timeout=60)
         return out.decode().split()
 
-    assert set(complete("emfed", "re")) == {"report"}
+    assert set(complete("emfed", "re")) == {"relay", "report"}
     assert complete("emfed", "fit", "--cov") == ["--covariance-type", "--covariance-floor"]
     assert set(complete("emfed", "fit", "--algorithm", "")) == {"auto", "em", "FedEM", "VR-FedEM"}
     process = emfed_shell.process(env={"_EMFED_COMPLETE": "source_bash"})
