@@ -8,7 +8,7 @@ terms to come.
 the truth where no later ratio exceeds the rate. EM has a series for each direction, and ratios of
 their sum can only rise towards that of the slowest: far from the end the estimate is then too
 small. So nobody says "converged" on this alone: a bold step or a full pass has the last word
-(`emfed.algorithms.safeguards`, `emfed.fitting.verifying`).
+(`emfed.fitting.convergence`).
 """
 
 from __future__ import annotations
