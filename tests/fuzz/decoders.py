@@ -2,44 +2,26 @@
 
 Whatever the bytes, a decoder returns a message that fits what was expected or raises `WireError`,
 in bounded memory. The first bytes of an input choose the decoder and what it expects; the rest is
-the message, in some of them sealed in a valid envelope, so that the fuzzer gets past the checksum.
+the message.
 """
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from pathlib import Path
 
 import numpy as np
 
 from emfed.aggregation import codes
+from emfed.aggregation.coded import News, decode_weight
 from emfed.aggregation.keys import GroupSecrets
 from emfed.aggregation.masks import Part, add_parts
 from emfed.core.errors import WireError
-from emfed.core.protocols import Form, View
+from emfed.core.protocols import Form
 from emfed.core.wire import (
-    Header,
-    Kind,
-    decode_bundle,
     decode_cells,
-    decode_constants,
-    decode_end,
     decode_floats,
-    decode_join,
-    decode_moments,
     decode_payload,
-    decode_question,
-    decode_refusal,
-    decode_reply,
-    decode_request,
-    decode_text,
-    open_answer,
-    payload_size,
-    peek,
-    read_short,
-    seal,
-    shorten,
 )
 from emfed.network.exchange.frames import RunList, unframed
 from emfed.network.exchange.statements import (
@@ -54,26 +36,11 @@ from emfed.network.exchange.statements import (
     Post,
 )
 
-HEADER = Header(Kind.REQUEST, 1, 2, 3, 4)
 READERS = (
-    lambda data, n: decode_text(data),
-    lambda data, n: decode_join(data),
-    lambda data, n: decode_refusal(data),
-    lambda data, n: decode_end(data),
-    lambda data, n: decode_bundle(data),
-    lambda data, n: _asked(data),
-    lambda data, n: decode_request(data, 2 + n, n),
-    lambda data, n: decode_reply(data, n),
     lambda data, n: decode_floats(data, n),
     lambda data, n: decode_floats(data),
-    lambda data, n: decode_moments(data, (0, 44, 230)[n % 3]),
-    lambda data, n: decode_constants(data, 44),
-    lambda data, n: peek(data),
-    lambda data, n: read_short(data),
-    lambda data, n: peek(seal(HEADER, data)),
-    lambda data, n: read_short(shorten(HEADER, data)).told_to([(1, 3, 4)]),
-    lambda data, n: open_answer(data, (HEADER, b"")),
-    lambda data, n: [payload_size(kind, data) for kind in Kind],
+    lambda data, n: News.decode(data, np.arange(n), 100.0),
+    lambda data, n: decode_weight(data),
     lambda data, n: _same(Post, data),
     lambda data, n: _same(HandOut, data),
     lambda data, n: _same(Entry, data),
@@ -100,13 +67,6 @@ def _added(data: bytes) -> None:
     """A part, which a relay adds to another one of its kind."""
     part = Part.decode(data)
     assert Part.decode(add_parts({"a": part, "b": part}).encode()).shape == part.shape
-
-
-def _asked(body: bytes) -> None:
-    """A question, and the view that it is about."""
-    _, view, _ = decode_question(body)
-    with contextlib.suppress(ValueError):  # what a site makes a refusal of
-        View.read(view)
 
 
 def one_input(data: bytes) -> None:

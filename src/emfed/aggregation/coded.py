@@ -216,13 +216,14 @@ class News(NamedTuple):
             count, at = decode_count(data, at)
             if count > len(asked):
                 raise WireError(f"{count} workers are missing, and {len(asked)} were asked.")
-            gaps = []
+            places, place = [], -1
             for _ in range(count):
                 gap, at = decode_count(data, at)
-                gaps.append(gap + 1)
-            missing = np.cumsum(np.array(gaps, dtype=np.int64)) - 1
-            if count and missing[-1] >= len(asked):
+                place += gap + 1
+                places.append(place)
+            if place >= len(asked):
                 raise WireError("a worker is missing that was not asked.")
+            missing = np.array(places, dtype=np.int64)
         news = cls(np.delete(asked, missing), rows, up, passes, bool(flags & _ANEW))
         return news, data[at:]
 
