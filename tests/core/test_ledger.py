@@ -118,9 +118,7 @@ def test_the_broadcast_converges_and_shrinks() -> None:
 
 
 def test_the_broadcast_survives_faults_and_checkpoints(tmp_path: Any) -> None:
-    plan = emfed.network.FaultPlan(
-        seed=2, lose_request=0.2, lose_reply=0.2, lose_disk=0.02, reorder=True
-    )
+    plan = emfed.network.FaultPlan(seed=2, lose_request=0.2, lose_reply=0.2, lose_disk=0.02)
     inner = emfed.network.StackedFederation(emfed.data.as_workers(TABLES))
     faulty = emfed.network.FaultyFederation(inner, plan)
     run = emfed.fitting.open_run(make_model("diag"), faulty, broadcasting(), seed=1, tol=0)

@@ -9,6 +9,7 @@ import pytest
 from scipy.stats import chisquare, kstest
 
 from emfed.core.errors import SettingsError
+from emfed.core.noise import NoiseKey
 from emfed.core.privacy import (
     DEVIATION,
     Bits,
@@ -23,7 +24,6 @@ from emfed.core.privacy import (
     step_for,
 )
 from emfed.core.streams import Purpose, word_source
-from emfed.network.masking import secret_words
 
 
 def bits(seed: int) -> partial[np.ndarray]:
@@ -40,7 +40,7 @@ def test_small_noise_has_the_probabilities_of_a_discrete_gaussian(m: int) -> Non
     assert chisquare(found, weights / weights.sum() * len(inside)).pvalue > 1e-3
 
 
-@pytest.mark.parametrize("words", [bits(7), secret_words(b"k" * 32)])
+@pytest.mark.parametrize("words", [bits(7), NoiseKey.of(b"k" * 32).words(b"about")])
 def test_the_noise_that_is_drawn_is_gaussian_to_the_eye(words: Bits) -> None:
     """From the words of a simulation, and from those that a site draws by its secret."""
     drawn = discrete_gaussian(100_000, words) / DEVIATION
