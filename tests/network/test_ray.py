@@ -147,7 +147,7 @@ def test_checkpoints_resume_in_either(
 
 
 def test_faults_above_ray(federation: emfed.network.RayFederation) -> None:
-    plan = emfed.network.FaultPlan(3, lose_reply=0.2, repeat_request=0.2, lose_disk=0.05)
+    plan = emfed.network.FaultPlan(3, lose_reply=0.2, lose_disk=0.05)
     runs = []
     for inner in (federation, emfed.network.StackedFederation(emfed.data.as_workers(TABLES))):
         faulty = emfed.network.FaultyFederation(inner, plan)
