@@ -305,11 +305,14 @@ def with_momentum(
 
 
 def walked(model: Model, cohort: Cohort, start: FloatArray, memory: Hashable = None) -> Fit[Walk]:
-    """Coarse rounds, until they do not pay any more."""
+    """Coarse rounds, until they do not pay any more (then the walk has ended) or the fit is over."""
     walk = Walk(start)
-    while not walk.ended:
-        ask = replace(ask_of(model, cohort, walk), memory=memory)
-        walk = moved(model, walk, ask, (yield ask))
+    try:
+        while not walk.ended:
+            ask = replace(ask_of(model, cohort, walk), memory=memory)
+            walk = moved(model, walk, ask, (yield ask))
+    except Finish:
+        return walk
     return walk
 
 
@@ -333,10 +336,9 @@ def ascend_with_many(
 ) -> Fit[Ascent]:
     """`emfed.fitting.ascent.ascend` for many workers: coarse sums first, then quiet ones."""
     memory = object()
-    try:
-        walk = yield from walked(problem.model, problem.cohort, start, memory)
-    except Finish:
-        return Ascent(Point.unseen(start), False, np.inf)
+    walk = yield from walked(problem.model, problem.cohort, start, memory)
+    if not walk.ended:
+        return Ascent(Point.unseen(start if walk.led is None else walk.led), False, np.inf)
     return (yield from tracked(ascend(problem, walk.statistics, gives_up), memory))
 
 
