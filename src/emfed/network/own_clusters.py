@@ -49,10 +49,8 @@ def encoded_clusters(
 
 
 def decode_clusters(told: bytes, model: Buckets, number: int) -> FloatArray:
-    """The inverse, but for the noise; NaN where the owner tells nothing."""
+    """The inverse, but for the noise."""
     width, u = clusters_width(model), _uniforms(model, number)
-    if not told:
-        return np.full(width, np.nan)
     message = decode_payload(told, QUANTISER.form(width), QUANTISER.dither(u, width)[0])
     whole = Compressed(message.reals[None], message.symbols[None])
     return np.asarray(QUANTISER.decompress(whole, u, width)[0])
