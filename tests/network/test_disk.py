@@ -1,30 +1,20 @@
-"""What a site does with a disk that fails, and what it leaves on one."""
+"""What members leave on a disk that fails, or whose power is cut between any two writes."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
 from pathlib import Path
+from random import Random
 from typing import Any
 
-import numpy as np
 import pytest
 
-from emfed.core.storage import DISK, write_atomic
-from emfed.core.wire import Kind, kind_of
-from emfed.fitting import RoundRecord
-from emfed.network import LocalTransport, RemoteFederation, Site
-from emfed.network.store import KEPT_RUNS
-from tests.helpers import OPEN, make_model
-from tests.network.test_protocol import (
-    KEYS,
-    TABLES,
-    fit,
-    make_sites,
-    requests_of,
-    undisturbed,
-)
+from emfed.core.storage import DISK, Disk, write_atomic
+from emfed.network.spending import SiteMemory
+from tests.network.disks import Killed, SimulatedDisk
 
 
 def failing(number: int, directories: bool) -> Any:
@@ -68,58 +58,74 @@ def test_a_full_disk_says_which_file_had_no_room(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_no_reply_leaves_after_a_failed_sync(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One that is answered from what was read is synced first; when the disk is well it goes."""
-    last = requests_of(tmp_path)[-1]
-    site = Site(TABLES[0], tmp_path / KEYS[0], rules=OPEN)
-    whole = site.step(last)
-    assert kind_of(whole) is Kind.REPLY
-    monkeypatch.setattr(os, "fsync", failing(errno.EIO, directories=True))
-    assert kind_of(site.step(last)) is Kind.REFUSAL
-    monkeypatch.undo()
-    assert site.step(last) == whole
+def spend(memory: SiteMemory, given: list[str]) -> None:
+    """Take what an owner allows, until the process dies; note what was given for it."""
+    for run in ("first", "second", "third"):
+        memory.fits.enter(run)
+        given.append("fit")
+        assert memory.allowance.charge(run, 1.0, None)
+        for name in "ab":
+            assert memory.allowance.use(run, 0.25, name)
+            given.append("answer")
+        assert memory.tally.spend({"answered": 1000}) is None
+        given.append("look")
 
 
-def test_old_runs_are_removed_and_the_current_one_never(tmp_path: Path) -> None:
-    """Runs one after the other; the oldest of all, still in use, is kept and remembers."""
-    site = Site(TABLES[0], tmp_path / "a", rules=OPEN)
-    first = RemoteFederation(LocalTransport({"a": site}))
-    first.open(make_model("diag"))
-    names = [f"{first.members.run:016x}"]
-    for _ in range(KEPT_RUNS + 3):
-        os.utime(tmp_path / "a" / names[0])  # a round of it
-        other = RemoteFederation(LocalTransport({"a": site}))
-        fit(other, rounds=1)
-        names.append(f"{other.members.run:016x}")
-    left = {path.name for path in (tmp_path / "a").iterdir() if path.is_dir()}
-    assert left == {names[0], *names[-KEPT_RUNS + 1 :]}
+def remembered(disk: Disk, folders: list[Path]) -> dict[str, int]:
+    memory = SiteMemory(folders[0], disk, folders[1:])
+    used = sum(round(run.used / 0.25) for run in memory.allowance.read()[1].values())
+    looks = memory.tally.read()["answered"]
+    return {"fit": memory.fits.read()[0], "answer": used, "look": looks}
 
 
-def test_a_run_that_was_removed_begins_with_a_new_memory(tmp_path: Path) -> None:
-    sites = make_sites(tmp_path)
-    federation = RemoteFederation(LocalTransport(sites))
+@pytest.mark.parametrize("power", [True, False])
+def test_whenever_a_site_dies_nothing_is_forgotten_that_it_gave_away(power: bool) -> None:
+    """Nothing is given before it is counted, in the site's folder and in the copy."""
+    folders = [Path("site"), Path("copy")]
+    whole = SimulatedDisk(Random(0).random)
+    spend(SiteMemory(folders[0], whole, folders[1:]), [])
+    assert whole.calls > 60
+    for fuse in range(whole.calls):
+        disk, given = SimulatedDisk(Random(fuse).random), list[str]()
+        disk.fuse = fuse
+        with pytest.raises(Killed):
+            spend(SiteMemory(folders[0], disk, folders[1:]), given)
+        disk.crash(power)
+        for only in (folders, folders[:1]):
+            known = remembered(disk, only)
+            assert all(known[what] >= given.count(what) for what in known)
 
-    def others(record: RoundRecord) -> None:
-        if record.round == 4:
-            for _ in range(KEPT_RUNS):
-                fit(RemoteFederation(LocalTransport({KEYS[0]: sites[KEYS[0]]})), rounds=1)
 
-    result = fit(federation, callbacks=[others], rounds=60)
-    assert not federation.refusals
-    clean = undisturbed(rounds=60)
-    np.testing.assert_allclose(result.statistics, clean.statistics, rtol=0, atol=1e-6)
+# The simulated disk is as bad as it claims, and not worse.
 
 
-def test_torn_files_are_removed_and_others_left(tmp_path: Path) -> None:
-    last = requests_of(tmp_path)[-1]
-    folder = tmp_path / KEYS[0]
-    run = next(path for path in folder.iterdir() if path.is_dir())
-    torn = [run / ".state.abc.tmp", run / ".joined.x_1.tmp", folder / ".answered.q.tmp"]
-    others = [run / "notes.tmp", folder / ".state", folder / ".mine.1.tmp"]
-    for path in (*torn, *others):
-        path.write_bytes(b"torn")
-    assert kind_of(Site(TABLES[0], folder, rules=OPEN).step(last)) is Kind.REPLY
-    assert not any(path.exists() for path in torn)
-    assert all(path.exists() for path in others)
+def test_a_power_cut_leaves_the_old_file_or_the_new_one() -> None:
+    path, seen = Path("d/f"), set()
+    for seed in range(200):
+        disk = SimulatedDisk(Random(seed).random)
+        write_atomic(path, b"old" * 5, disk)
+        disk.fuse = seed % 5
+        with contextlib.suppress(Killed):
+            write_atomic(path, b"new" * 5, disk)
+        disk.crash(power=True)
+        seen.add(disk.read(path))
+        assert disk.read(path) in (b"old" * 5, b"new" * 5)
+    assert len(seen) == 2
+
+
+def test_a_power_cut_takes_what_was_not_synced() -> None:
+    seen = set()
+    for seed in range(100):
+        disk = SimulatedDisk(Random(seed).random)
+        disk.replace(disk.create(Path("d/f"), b"abcdefgh"), Path("d/f"))
+        disk.crash(power=True)
+        seen.add(disk.read(Path("d/f")))
+    assert None in seen
+    assert any(data is not None and data != b"abcdefgh" for data in seen)
+
+
+def test_a_kill_leaves_all_that_was_written() -> None:
+    disk = SimulatedDisk(Random(1).random)
+    disk.replace(disk.create(Path("d/f"), b"abc"), Path("d/f"))
+    disk.crash(power=False)
+    assert disk.read(Path("d/f")) == b"abc"
