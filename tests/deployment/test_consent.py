@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -126,3 +127,40 @@ def test_a_commitment_follows_from_salt_columns_and_every_value() -> None:
     assert len(found) == 4
     again = OfferedRows(as_workers([table()])).commitment(b"salt")
     assert again in found
+
+
+LARGE: dict[str, dict[str, Any]] = {
+    "times": {"kind": "site-owner", "times": 400_000_000, "rank": 2},
+    "components": {"kind": "gaussian-mixture", "n_components": 10_000_000},
+    "categories": {
+        "kind": "mixed-mixture",
+        "n_components": 2,
+        "families": ["categorical:400000000", "gaussian"],
+    },
+    "clusters": {"kind": "k-means", "n_components": 1 << 40},
+    "states": {"kind": "hidden-markov", "n_components": 20_000_000, "families": "gaussian"},
+    "candidates": {"kind": "gaussian-mixture", "n_components": [2, 9_000_000]},
+}
+
+
+@pytest.mark.parametrize("model", LARGE.values(), ids=LARGE)
+def test_a_large_model_is_refused_before_any_memory_is_taken(model: dict[str, Any]) -> None:
+    """In release 0.1 settings of 214 bytes made a site allocate 6.2 GB."""
+    own, settings = terms(SiteRules()), asked(model=model)
+    tracemalloc.start()
+    with pytest.raises(EmfedError, match=r"and the owner allows 4.2e\+06"):
+        own.accept(settings)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 3_000_000
+
+
+def test_what_the_rows_can_support_is_not_too_large() -> None:
+    """Without masks, where the number of rows is told anyway."""
+    settings = asked(False, model={"kind": "k-means", "n_components": 4_000_000})
+    rules = SiteRules(unmasked=True, spare_rows=None)
+    with pytest.raises(EmfedError, match="smaller model"):
+        terms(rules).accept(settings)
+    assert terms(rules, rows=300_000).accept(settings) is not None
+    with pytest.raises(EmfedError, match="the owner allows 3 "):
+        terms(SiteRules(largest_model=3)).accept(asked())

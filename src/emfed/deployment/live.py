@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, final
 
-from emfed.core.errors import EmfedError, SettingsError
+from emfed.core.errors import DataError, EmfedError, SettingsError
 from emfed.core.noise import NoiseKey
 from emfed.core.storage import ScratchDisk, write_atomic
 from emfed.data.tables import Workers, WorkerTables
@@ -55,6 +55,11 @@ JOURNAL, MODEL = "messages.jsonl", "model.emfed"
 
 def with_names(data: Workers, names: Sequence[str] | None) -> Workers:
     """Rows whose columns have names: these, or x1, x2 and so on where they have none."""
+    if data.streaming:
+        raise DataError(
+            "a site commits to its rows when a fit begins, and those of a stream are others each "
+            "time: give a table or a file. Streams go with fits in one process and in Ray."
+        )
     if data.columns is not None:
         return data
     columns = numbered(data.worker(0).shape[-1])
