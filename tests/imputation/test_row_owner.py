@@ -13,12 +13,13 @@ import polars as pl
 import pytest
 
 import emfed
+from emfed.fitting.program import _going_on
+from emfed.fitting.words import read_words
 from emfed.models import build_model
 from emfed.models.owners import SHRINK
 from emfed.models.parameters import Frame
 from emfed.models.row_owner import RowOwner, chances
 from emfed.models.site_owner import SiteOwner
-from emfed.network import LocalTransport, RemoteFederation, Site
 from tests.helpers import OPEN, plain_fit
 from tests.registry import REGISTRY
 
@@ -119,18 +120,16 @@ def test_noise_cannot_wipe_out_the_moments_of_a_column() -> None:
     np.testing.assert_array_equal(model.protect(before, before), before)
 
 
-def test_owners_elsewhere_come_to_the_same_fit(tmp_path: Path) -> None:
+def test_owners_elsewhere_come_to_the_same_fit() -> None:
     """The description of the model travels, and the opening binds it, to the last bit alike."""
     names = [f"c{j}" for j in range(TABLES[0].shape[1])]
     frames = {f"w{i}": pl.DataFrame(t, schema=names) for i, t in enumerate(TABLES)}
-    options: dict[str, Any] = {"rounds": 15, "seed": 4}
-    here = emfed.fit(RowOwner(2), frames, "auto", **options)
-    sites = {key: Site(frame, tmp_path / key, rules=OPEN) for key, frame in frames.items()}
-    federation = RemoteFederation(LocalTransport(sites))
-    there = emfed.fit(RowOwner(2), None, "auto", federation=federation, **options)
+    options: dict[str, Any] = {"rounds": 15, "seed": 4, "masks": False}
+    here = emfed.fit(RowOwner(2), frames, **options)
+    with emfed.network.LocalSites(frames, rules=OPEN) as sites:
+        there = emfed.fit(RowOwner(2), sites, **options)
     rows = np.concatenate(TABLES)
     np.testing.assert_allclose(here.impute(rows), there.impute(rows), rtol=1e-9)
-    assert here.ledger.summary()["round"] == there.ledger.summary()["round"]
     assert build_model(here.model.describe()).describe() == here.model.describe()
 
 
@@ -154,13 +153,13 @@ def holes_in_rank_three() -> np.ndarray:
     return np.where(rng.random(rows.shape) < 0.5, np.nan, rows)
 
 
-def test_ranks_are_chosen_by_held_out_error_and_alike_over_a_network(tmp_path: Path) -> None:
+def test_ranks_are_chosen_by_held_out_error_and_alike_over_a_network() -> None:
     rows = holes_in_rank_three()
     names = [f"c{j}" for j in range(24)]
     frames = {f"w{i}": pl.DataFrame(rows[i::3], schema=names) for i in range(3)}
-    options: dict[str, Any] = {"n_components": [1, 3], "seed": 1}
+    options: dict[str, Any] = {"n_components": [1, 3], "seed": 1, "masks": False}
     by = {"criterion": "held-out", "tol": 1e-4}
-    here = emfed.select_components(RowOwner, frames, algorithm="auto", **by, **options)
+    here = emfed.select_components(RowOwner, frames, **by, **options)
     assert here.n_components == 3
     shown, scale = np.where(chances(rows) < 0.1, np.nan, rows), here.best.model.frame.scale
     away = (here.results[1].impute(shown) - rows) / scale
@@ -170,14 +169,18 @@ def test_ranks_are_chosen_by_held_out_error_and_alike_over_a_network(tmp_path: P
     alone = emfed.fit(RowOwner(3), frames, "auto", seed=1, tol=1e-4)
     scores = [fitted.score_samples(rows).mean() for fitted in (here.best, alone)]
     assert scores[0] == pytest.approx(scores[1], abs=0.02)
-    sites = {key: Site(frame, tmp_path / key, rules=OPEN) for key, frame in frames.items()}
-    network = RemoteFederation(LocalTransport(sites))
-    there = emfed.select_components(
-        RowOwner, None, algorithm="auto", federation=network, **by, **options
-    )
+    with emfed.network.LocalSites(frames, rules=OPEN) as sites:
+        there = emfed.select_components(RowOwner, sites, **by, **options)
     np.testing.assert_allclose(there.best.impute(rows), here.best.impute(rows), rtol=1e-9)
-    assert there.table == here.table
-    assert there.best.ledger.summary() == here.best.ledger.summary()
+    assert [row["held-out"] for row in there.table] == pytest.approx(
+        [row["held-out"] for row in here.table]
+    )
+
+
+def test_an_epoch_goes_on_with_the_rank_that_was_chosen() -> None:
+    settings = read_words({"kind": "row-owner", "rank": "1:3"}, fit={"criterion": "held-out"})
+    before = plain_fit(RowOwner(2), TABLES, rounds=2)
+    assert _going_on(settings, before).numbers == (2,)
 
 
 def test_an_imputer_chooses_its_rank_by_held_out_error_and_a_mixture_cannot() -> None:

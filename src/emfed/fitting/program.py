@@ -42,7 +42,7 @@ from emfed.fitting.in_process import concluded, ending, of_named_columns
 from emfed.fitting.selection import with_setting
 from emfed.fitting.settings import FitSettings
 from emfed.fitting.stopping import Callback
-from emfed.fitting.words import read_words
+from emfed.fitting.words import read_words, size_of
 from emfed.models.naming import columns_named
 from emfed.network.exchange.followed import EVERYONE, Comings
 
@@ -273,7 +273,8 @@ def _going_on(settings: FitSettings, before: Result) -> FitSettings:
     """Settings of an epoch that goes on from the model of the one before."""
     about: dict[str, Any] = {"n_init": 1, "start_statistics": "expected", "start": before.params}
     if settings.numbers is not None:
-        about["n_components"] = before.model.describe()["n_components"]
+        told = before.model.describe()
+        about["n_components"] = told[size_of(told["model"])]
     return settings.but(**about)
 
 

@@ -52,19 +52,26 @@ def _model(table: Mapping[str, Any], where: str) -> tuple[Any, Any]:
     kind = options.pop("kind", None)
     if kind is None:
         raise SettingsError(f"{where}: a kind is missing; choose among {', '.join(MODELS)}.")
-    numbers = options.pop("n_components", None)
+    size = size_of(kind)
+    numbers = options.pop(size, None)
     if numbers is None:
         return make_from(kind, options, where), None
-    given = read_range(numbers, f"{where}: n_components")
+    given = read_range(numbers, f"{where}: {size}")
     made = partial(make_from, kind, options, where)
     made(given[0])  # whatever is wrong with the words is said here
     return made, given
 
 
+def size_of(kind: str) -> str:
+    """What candidates differ by: the number of components, or the rank of a low-rank table."""
+    known = inspect.signature(MODELS[kind]).parameters if kind in MODELS else {}
+    return "rank" if "rank" in known else "n_components"
+
+
 def make_from(kind: str, options: Mapping[str, Any], where: str, k: int | None = None) -> Model:
     """The model of these words; a wrong one is told with its place."""
     try:
-        return make_model(kind, k, **options)
+        return make_model(kind, **options, **({} if k is None else {size_of(kind): k}))
     except EmfedError as error:
         raise at(where, error) from None
 
@@ -154,7 +161,7 @@ def _said_model(settings: FitSettings) -> dict[str, Any]:
     known = inspect.signature(MODELS[kind]).parameters
     said = {n: v for n, v in description.items() if n not in known or v != known[n].default}
     if settings.numbers is not None:
-        said["n_components"] = list(settings.numbers)
+        said[size_of(kind)] = list(settings.numbers)
     return {"kind": kind} | {name: _without_null(value) for name, value in said.items()}
 
 
