@@ -365,7 +365,6 @@ def test_no_workers() -> None:
         (lambda: emfed.Dithering(block="row").omega(8), "needs a layout"),
         (lambda: emfed.Dithering(scales="float16"), "scales must be one of"),
         (lambda: emfed.Identity("half"), "precision must be one of"),
-        (lambda: emfed.network.FaultPlan(longest_delay=0), "longest_delay"),
         (lambda: emfed.network.FaultPlan(lose_reply=2), "lose_reply"),
     ],
 )

@@ -27,10 +27,9 @@ def test_the_choice_finds_rank_where_there_is_some_and_none_where_there_is_none(
     choice = Search(rich, FAMILIES["gaussian"]).choose()
     assert choice.structure.rank >= 1
     rng = np.random.default_rng(0)
-    plain = rich.with_sums(
-        rich.weights * (rng.normal(size=150)[rich.sites] + 0.1 * rng.normal(size=60)[rich.times])
-        + np.sqrt(rich.weights) * rng.normal(size=rich.size)
-    )
+    means = rng.normal(size=150)[rich.sites] + 0.1 * rng.normal(size=60)[rich.times]
+    noise = rng.normal(size=rich.size)
+    plain = replace(rich, sums=rich.weights * means + np.sqrt(rich.weights) * noise)
     assert Search(plain, FAMILIES["gaussian"]).choose().structure.rank == 0
     assert {"rank", "penalty", "deviance"} <= set(choice.describe()[0])
     given = Search(rich, FAMILIES["gaussian"]).choose(rank=1, penalty=3.0).structure

@@ -125,7 +125,7 @@ def test_one_cell_and_one_row_and_all_zeros_can_be_fitted() -> None:
         params = Solver(table.family, Structure(3, 1.0)).fit(table.pooled)
         assert np.isfinite(params.dense(np.arange(len(table.sites)))).all()
     table = small_table("poisson")
-    zero = table.pooled.with_sums(np.zeros(table.pooled.size))
+    zero = replace(table.pooled, sums=np.zeros(table.pooled.size))
     params = Solver(table.family, Structure(2, 1.0)).fit(zero)
     assert np.all(np.exp(params.dense(np.arange(12))) < 1e-3)
 

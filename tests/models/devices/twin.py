@@ -10,9 +10,17 @@ from typing import Any
 import numpy as np
 
 from emfed.core.protocols import FloatArray
-from emfed.models.devices.halves import UPWARD, halves, split
+from emfed.models.devices.halves import UPWARD, halves
 from emfed.models.devices.passes import Pass, Sums
 from emfed.models.devices.ragged import Ragged
+
+
+def split(values: Any) -> tuple[Any, Any]:
+    """High and low parts, float16."""
+    single = np.asarray(values, dtype=np.float32)
+    with np.errstate(over="ignore", invalid="ignore"):
+        high = single.astype(np.float16)
+        return high, (single - high.astype(np.float32)).astype(np.float16)
 
 
 def _product(a: tuple[Any, Any], b: tuple[Any, Any]) -> Any:
