@@ -24,7 +24,6 @@ from emfed.deployment.views import status_line
 from emfed.fitting.estimators import FederatedGaussianMixture, FederatedMixture
 from emfed.models.clusters import Clusters
 from emfed.models.component_summaries import normal_portrait
-from emfed.models.side_by_side import SideBySide
 from tests.contracts.test_one_registry import EXAMPLES
 
 PLAIN = [name for name in EXAMPLES if "priors" not in name]
@@ -73,12 +72,12 @@ def seen(result: emfed.Result, remarks: list[str], capsys: Any) -> str:
 
 def strange(result: emfed.Result, text: str) -> list[str]:
     """ModelWords that do not apply to the model, with what stands before them."""
-    words, several = result.model.words(), isinstance(result.model, SideBySide)
+    words = result.model.words()
     out = ["k means", "[pP]pca", "[rR]ow owner", "mixed mixture", r"\b[aA] [aeio]", r"\bNone\b"]
     out += [r"\b1 (row|sequence|column|site|round|component|cluster|state)s\b"]
     if not words.likelihood:
         out += ["likelihood", r"\bnats?\b", "BIC", "probable"]
-    if result.model.describe().get("n_components", 1) == 1 and not several:
+    if result.model.describe().get("n_components", 1) == 1:
         out += [f"[^l] {words.part}s?\\b"]  # "several components" is advice
     elif words.part != "component":
         out += [r"\bcomponents?\b"]

@@ -23,7 +23,6 @@ from emfed.core.protocols import (
 )
 from emfed.core.registry import LONGEST_NAME, MODELS, STORED, plain
 from emfed.models import SiteOwner, build_model, make_model
-from emfed.models.side_by_side import SideBySide
 from tests.helpers import OPEN, bind, make_data
 from tests.registry import REGISTRY
 
@@ -46,7 +45,6 @@ EXAMPLES: dict[str, tuple[Any, Any]] = {
         [np.insert(part, 2, np.arange(15) % 3, axis=1) for part in (CELLS[:15], CELLS[15:])],
     ),
     "cells": (SiteOwner(5, 2, smoothing=1.0), [CELLS[:15], CELLS[15:]]),
-    "side by side": (SideBySide((emfed.gaussian_mixture(1), emfed.gaussian_mixture(2))), ROWS),
 }  # fmt: skip
 
 
@@ -159,13 +157,6 @@ def test_clusters_in_the_frame_of_a_model_travel() -> None:
         )
 
 
-def test_models_side_by_side_are_bounded() -> None:
-    part = plain(emfed.gaussian_mixture(1).describe())
-    for models in ([], [part] * 5000, "many", [{"model": "side-by-side", "models": [part]}]):
-        with pytest.raises(emfed.SettingsError):
-            build_model({"model": "side-by-side", "models": models, "watched": True})
-
-
 @pytest.fixture
 def unregistered() -> Iterator[None]:
     makers, stored = dict(MODELS._makers), dict(STORED)
@@ -192,16 +183,11 @@ class Measured(emfed.models.LinearGaussian):
 def test_one_statement_serves_fits_networks_files_reports_and_words(tmp_path: Path) -> None:
     emfed.models.register_model("measured", parts=[Unit])(Measured)
     model = make_model("measured", kappa=0.7)
-    here = emfed.fit(model, ROWS, emfed.EM(), rounds=5, seed=2, start="moments")
-    sites = {
-        str(i): emfed.network.Site(rows, tmp_path / str(i), rules=OPEN)
-        for i, rows in enumerate(ROWS)
-    }
-    federation = emfed.network.RemoteFederation(emfed.network.LocalTransport(sites))
-    there = emfed.fit(
-        model, None, emfed.EM(), federation=federation, rounds=5, seed=2, start="moments"
-    )
-    np.testing.assert_allclose(here.params.mean, there.params.mean, rtol=1e-12)
+    options: dict[str, Any] = {"algorithm": "em", "rounds": 5, "masks": False}
+    tables = {f"site{i}": rows for i, rows in enumerate(ROWS)}
+    with emfed.network.LocalSites(tables, rules=OPEN) as sites:
+        here, there = (emfed.fit(model, data, **options) for data in (tables, sites))
+    np.testing.assert_allclose(here.params.mean, there.params.mean, rtol=1e-9)
     there.save(tmp_path / "m.emfed")
     assert emfed.load(tmp_path / "m.emfed").model.unit == Unit()
     assert "A measured was fitted" in render_page(fit_page(there))

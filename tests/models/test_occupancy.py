@@ -10,7 +10,6 @@ from scipy.optimize import minimize
 
 import emfed
 from emfed.models import Occupancy
-from emfed.network import RemoteFederation
 from emfed.network.owner_rules import SiteRules
 from emfed.testing import check_model
 from tests.network.processes import real_sites
@@ -83,12 +82,11 @@ def test_sites_with_masks_give_what_one_process_gives(tmp_path: Path) -> None:
 
 def test_sites_in_processes_of_their_own_give_what_one_process_gives(tmp_path: Path) -> None:
     """Over TLS on the loopback address; missing visits included."""
-    tables = [places(80, seed) for seed in range(3)]
-    options = {"start": "moments", "rounds": 6, "tol": 0, "errors": True}
+    tables = {f"s{seed}": places(80, seed) for seed in range(3)}
+    options = {"start": "moments", "rounds": 6, "tol": 0, "errors": True, "masks": False}
     here = emfed.fit(MODEL, tables, emfed.EM(), **options)
-    with real_sites({f"s{k}": t for k, t in enumerate(tables)}, tmp_path) as sites:
-        network = RemoteFederation(sites, masks=False)
-        there = emfed.fit(MODEL, None, emfed.EM(), federation=network, **options)
+    with real_sites(tables, tmp_path) as sites:
+        there = emfed.fit(MODEL, sites, emfed.EM(), **options)
     assert np.allclose(there.statistics, here.statistics, atol=1e-9)
     for name in ("presence", "detection"):
         found, wanted = (r.errors_of(lambda p, n=name: getattr(p, n)) for r in (there, here))
