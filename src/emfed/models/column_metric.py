@@ -95,7 +95,8 @@ class ColumnMetric(Metric):
                 new = np.einsum("kcij,...kcj->...kci", self.inverses[index], part - shift)
             else:
                 new = np.einsum("kcij,...kcj->...kci", self.roots[index], part) + shift
-            out.append(new.reshape(*mass.shape, -1))
+            width = new.shape[-2] * new.shape[-1]
+            out.append(new.reshape(*mass.shape, width))
         return np.concatenate(out, axis=-1)
 
     def whiten(self, vectors: FloatArray) -> FloatArray:
