@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import emfed
-from tests.helpers import OPEN
+from tests.helpers import BARE
 
 
 def rows(seed: int) -> Any:
@@ -27,31 +26,24 @@ def rows(seed: int) -> Any:
         (emfed.regression_mixture(1, 2), None, 2),
     ],
 )
-def test_scores_are_those_of_one_process(
-    model: Any, numbers: Any, told: int, tmp_path: Path
-) -> None:
+def test_scores_are_those_of_one_process(model: Any, numbers: Any, told: int) -> None:
     data = {"a": rows(0), "b": rows(1)}
-    sites = {
-        name: emfed.network.Site(table, tmp_path / name, rules=OPEN) for name, table in data.items()
-    }
-    federation = emfed.network.RemoteFederation(emfed.network.LocalTransport(sites), pause=0.0)
     settings: dict[str, Any] = {"n_components": numbers, "rounds": 200, "tol": 1e-4, "scores": True}
-    here, there = (emfed.fit(model, given, **settings) for given in (data, federation))
-    assert here.facts is not None
-    assert there.facts is not None
+    here = emfed.fit(model, data, masks=False, **settings)
+    with emfed.network.LocalSites(data, rules=BARE) as sites:
+        there = emfed.fit(model, sites, **settings)
     shares = len(there.params.weights) if told == 4 else 0  # of components, beside the four
     assert np.isfinite(there.facts.by_worker.scores).sum() == (told + shares) * 2
     np.testing.assert_allclose(there.facts.by_worker.scores, here.facts.by_worker.scores, rtol=1e-9)
-    assert np.array_equal(there.ledger.counts, here.ledger.counts)
+    for way in ("up", "down"):
+        assert there.ledger.total(way) == here.ledger.total(way)
 
 
-def test_who_did_not_score_is_named() -> None:
-    """One that has gone so late that it still counts."""
-    workers = emfed.data.as_workers({"a": rows(0), "b": rows(1), "c": rows(2)})
-    plan = emfed.network.FaultPlan(away={1: (4, None)})
-    federation = emfed.network.FaultyFederation(emfed.network.LoopFederation(workers), plan)
-    model, settings = emfed.gaussian_mixture(2, "diag"), {"algorithm": "em", "start": "moments"}
-    with pytest.warns(UserWarning, match="b did not say how well the model fits its rows"):
-        result = emfed.fit(model, federation, scores=True, rounds=5, tol=None, **settings)
-    assert result.facts is not None
-    assert np.isnan(result.facts.by_worker.scores[:, 0]).tolist() == [False, True, False]
+def test_masked_sites_say_how_well_all_of_them_are_served() -> None:
+    data = {name: rows(seed) for seed, name in enumerate("abc")}
+    model, settings = emfed.gaussian_mixture(2, "diag"), {"scores": True, "tol": 1e-4}
+    with emfed.network.LocalSites(data) as sites:
+        there = emfed.fit(model, sites, **settings)
+    here = emfed.fit(model, [np.concatenate([*data.values()])], **settings)
+    assert there.facts.by_worker is None
+    np.testing.assert_allclose(there.facts.scores, here.facts.scores, atol=1e-2)

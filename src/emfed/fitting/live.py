@@ -19,9 +19,9 @@ from emfed.fitting.words import say
 from emfed.network.exchange.statements import Agreement
 from emfed.network.live import AskedRun, LiveSites
 
-NOT_TOLD = ("scores", "masks", "seconds", "retries", "patience")
-"""Settings that are no words of the document: how well single sites are served is told to nobody,
-masks are agreed on apart, and the seconds are those of the analyst's clock."""
+NOT_TOLD = ("masks", "seconds", "retries", "patience")
+"""Settings that are no words of the document: masks are agreed on apart, and the seconds are those
+of the analyst's clock."""
 
 
 def fit(settings: FitSettings, sites: LiveSites, watch: Watch = NOBODY) -> Fitted:
