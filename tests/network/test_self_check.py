@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from sklearn import datasets
 
 import emfed
 from emfed.network.self_check import suspicions
-from tests.helpers import BARE
 
 COLUMNS = ("weight", "pressure", "day", "sex", "age")
 MEANS = np.array([70.0, 120.0, 18000.0, 0.4, 50.0])
@@ -124,35 +122,6 @@ def test_codes_from_one_where_the_others_count_from_zero_are_named(here: int) ->
     assert f"it holds {here} and {here + 1} where the others seem to have {1 - here}" in words
 
 
-def test_a_site_warns_its_owner_and_tells_the_server_nothing(tmp_path: Path) -> None:
-    rng = np.random.default_rng(2)
-    frames = {n: pl.DataFrame(table(rng, 80), schema=list(COLUMNS)) for n in ("a", "b", "c")}
-    strange = frames | {"b": frames["b"].with_columns(pl.col("weight") * 1000)}
-    model = emfed.mixed_mixture(2, dict.fromkeys(COLUMNS, "gaussian") | {"sex": "bernoulli"})
-    sent, heard = {}, {}
-    for which, data in (("right", frames), ("wrong", strange)):
-        journals = {name: tmp_path / f"{which}-{name}.jsonl" for name in data}
-        sites = {
-            name: emfed.network.Site(
-                frame, tmp_path / which / name, rules=BARE, journal=journals[name]
-            )
-            for name, frame in data.items()
-        }
-        federation = emfed.network.RemoteFederation(emfed.network.LocalTransport(sites), pause=0.0)
-        with warnings.catch_warnings():
-            warnings.filterwarnings("error", "worker", emfed.EmfedWarning)  # the server knows not
-            result = emfed.fit(model, federation, rounds=5)
-        heard[which] = {name: site.warnings for name, site in sites.items()}
-        sent[which] = result.ledger.counts
-        for name, path in journals.items():
-            lines = [json.loads(line) for line in path.read_text().splitlines()]
-            said = [line["content"] for line in lines if line["kind"] == "warning"]
-            assert said == heard[which][name]
-    assert heard["right"] == {"a": [], "b": [], "c": []}
-    assert ["1,000 times too large" in words for words in heard["wrong"]["b"]] == [True]
-    np.testing.assert_array_equal(sent["wrong"][0], sent["right"][0])  # the opening, to the byte
-
-
 def test_a_simulation_names_the_worker() -> None:
     rng = np.random.default_rng(3)
     data = {name: pl.DataFrame(table(rng, 60), schema=list(COLUMNS)) for name in ("a", "b", "c")}
@@ -166,18 +135,6 @@ def test_a_simulation_names_the_worker() -> None:
         with pytest.warns(emfed.EmfedWarning, match="1 of 3 sites doubts its units") as told:
             emfed.fit(model, data, masks=True)
         assert not any("'c'" in str(w.message) for w in told)
-
-
-def test_a_site_that_the_model_does_not_fit_hears_of_it(tmp_path: Path) -> None:
-    rng = np.random.default_rng(4)
-    data = {"a": rng.normal(size=(300, 2)), "b": rng.normal(size=(40, 2)) * 4}
-    sites = {
-        name: emfed.network.Site(rows, tmp_path / name, rules=BARE) for name, rows in data.items()
-    }
-    federation = emfed.network.RemoteFederation(emfed.network.LocalTransport(sites), pause=0.0)
-    emfed.fit(emfed.gaussian_mixture(1), federation, scores=True)
-    assert sites["a"].warnings == []
-    assert any("fits the rows here clearly worse" in words for words in sites["b"].warnings)
 
 
 REAL = {

@@ -305,7 +305,7 @@ def with_momentum(
 
 
 def walked(model: Model, cohort: Cohort, start: FloatArray, memory: Hashable = None) -> Fit[Walk]:
-    """Coarse rounds, until they do not pay any more (then the walk has ended) or the fit is over."""
+    """Coarse rounds: until they do not pay any more, and it has ended, or until the fit is over."""
     walk = Walk(start)
     try:
         while not walk.ended:
