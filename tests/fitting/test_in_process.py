@@ -100,17 +100,6 @@ def test_a_given_start_is_where_the_fit_begins() -> None:
     assert np.allclose(untouched.result.params.means, start.means, atol=1e-3)
 
 
-def test_rows_are_a_start_by_choice_alone_and_with_a_warning() -> None:
-    with pytest.warns(emfed.EmfedWarning, match="records leave their workers"):
-        result = emfed.fit(make_model("known"), TABLES, start="points", rounds=0)
-    sent = result.ledger.summary()["start"]["up"]
-    assert sent["payload"] == 3 * 8 * 2  # three rows of two numbers
-    apart = np.abs(np.concatenate(TABLES)[:, None] - result.params.means).max(axis=-1)
-    np.testing.assert_allclose(apart.min(axis=0), 0, atol=1e-9)
-    with pytest.raises(emfed.SettingsError, match="start='points'"):
-        emfed.fit(emfed.factor_analysis(1, 2), TABLES, start="points")
-
-
 def test_a_limit_on_rounds_holds_and_is_named() -> None:
     fit = fitted(make_model("full"), TABLES, rounds=3)
     assert fit.result.rounds == 3

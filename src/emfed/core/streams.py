@@ -54,7 +54,6 @@ class Purpose(IntEnum):
     SAMPLE = 40
     CELLS_SPLIT = 41
     SEEDING = 42
-    POINTS = 43
     SKETCH = 44
     CLUSTERS = 45
     PROBE = 47

@@ -56,7 +56,7 @@ from emfed.fitting.selection import (
     without_empty,
 )
 from emfed.fitting.settings import FitSettings, worker_weights
-from emfed.fitting.starts.own import own_sketch, points_of
+from emfed.fitting.starts.own import own_sketch
 from emfed.fitting.starts.sketch import Sketch
 from emfed.fitting.stochastic import KEPT_START, check_suits, described
 from emfed.fitting.stopping import PATIENCE
@@ -178,7 +178,7 @@ def begin(
         settings,
         n,
         workers.everywhere(partial(summary_shapes, models[0]))[0],
-        _Own(workers, course.ledger),
+        _Own(workers),
         bool(settings.masks),
         workers.streaming,
         present is not None,
@@ -192,22 +192,11 @@ class _Own:
     """What is drawn from rows that are here."""
 
     workers: AskedWorkers
-    ledger: Ledger
 
     def sketch(self, model: Any, seed: int) -> Sketch | None:
         if len(self.workers.totals) > 1 or self.workers.streaming:
             return None
         return self.workers.everywhere(lambda data: own_sketch(data, model, seed))[0]
-
-    def points(self, model: Any, seed: int) -> FloatArray | None:
-        if self.workers.streaming:
-            return None
-        drawn = self.workers.everywhere(partial(points_of, model.n_components, seed))
-        if len(drawn) > 1:  # rows are in other processes
-            return None
-        for worker, row in zip(*drawn[0], strict=True):
-            self.ledger.add("start", "up", np.array([worker]), row.nbytes, 0)
-        return drawn[0][1]
 
 
 def of_named_columns(settings: FitSettings, columns: tuple[str, ...] | None) -> FitSettings:

@@ -6,14 +6,13 @@ every member tries as many starts as it likes, at no message (`emfed.fitting.sta
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
 
-from emfed.core.errors import EmfedWarning, SettingsError
+from emfed.core.errors import SettingsError
 from emfed.core.protocols import StartsFromClusters
 from emfed.core.sums import Fit, FloatArray, Unmasked
 from emfed.core.wording import Setting, Wording
@@ -47,9 +46,6 @@ class LocalRows(Protocol):
     def sketch(self, model: Any, seed: int) -> Sketch | None:
         """Rows of one worker alone, who can hide nothing from itself; None: there are several."""
 
-    def points(self, model: Any, seed: int) -> FloatArray | None:
-        """Rows that leave their workers, one for each component; None: they are elsewhere."""
-
 
 def starts(
     problems: Sequence[Objective],
@@ -72,8 +68,6 @@ def starts(
             found[j] = [exact]
         elif _resolved(one.model, method) in SKETCHED:
             by_clusters.append(j)
-        elif method == "points":
-            found[j] = [_inside(one.model, at_points(one.model, rows, own)) for own in seeds]
         else:
             found[j] = [_inside(one.model, one.model.start(own)) for own in seeds]
     if by_clusters:
@@ -89,32 +83,6 @@ def starts(
             begun = _tried(sketch, models, count, seed)
         found |= zip(by_clusters, begun, strict=True)
     return [found[j] for j in range(len(problems))]
-
-
-def at_points(model: Any, rows: LocalRows | None, seed: int) -> Any:
-    """Parameters whose means are rows of the data, the paper's start."""
-    able = isinstance(model, StartsFromClusters) and model.clusters(1) is not None
-    found = rows.points(model, seed) if able and rows is not None else None
-    if found is None:
-        others = Setting("start", "k-means"), Setting("start", "moments")
-        raise SettingsError(
-            Wording(
-                "{} needs data in this process and a model that centres can start: use {} or {}.",
-                *(Setting("start", "points"), *others),
-            )
-        )
-    warnings.warn(
-        Wording(
-            "{} takes rows of the data as first means: those records leave their workers. {} "
-            "starts as well and reveals none.",
-            *(Setting("start", "points"), Setting("start", "k-means")),
-        ),
-        EmfedWarning,
-        stacklevel=2,
-    )
-    frame, k = model.clusters(1).frame, model.n_components
-    centres = np.nan_to_num((found - frame.origin) / frame.scale)
-    return model.start_at(np.full(k, 1 / k), centres, np.ones(found.shape[1]))
 
 
 def merges(cohort: Cohort, method: str) -> bool:

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from emfed.core.streams import Purpose, choose_distinct, uniforms
-from emfed.core.sums import FloatArray, IntArray
+from emfed.core.streams import Purpose, uniforms
+from emfed.core.sums import FloatArray
 from emfed.fitting.starts.sketch import ROWS, Sketch
 from emfed.models.devices import beside
 from emfed.models.mixture import to_numpy
@@ -45,17 +45,3 @@ def beside_of(data: Any, rows: FloatArray) -> Any:
         return None
     holder = np.array([int(np.argmax(data.counts))])
     return beside(rows, data.take(holder, np.zeros((1, 1), dtype=np.int64)))
-
-
-def points_of(count: int, seed: int, data: Any) -> tuple[IntArray, FloatArray]:
-    """Some rows of all, and whose they are."""
-    counts = data.counts
-    u = uniforms(seed, 0, Purpose.POINTS, np.zeros(1, dtype=np.int64), count)
-    picks = np.sort(choose_distinct(u, np.array([int(counts.sum())]))[0])
-    workers = np.searchsorted(np.cumsum(counts), picks, side="right").astype(np.int64)
-    local = picks - (np.cumsum(counts) - counts)[workers]
-    rows = [
-        np.asarray(data.take(w[None], j[None, None]))[0]
-        for w, j in zip(workers, local, strict=True)
-    ]
-    return workers, np.concatenate(rows)
