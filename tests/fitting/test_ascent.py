@@ -17,8 +17,8 @@ from emfed.fitting.ascent import Cohort, Objective, ascend, look
 from emfed.fitting.asks import LIKELIHOOD_STEP
 from emfed.fitting.convergence import Convergence, Tolerance, remaining
 from emfed.fitting.escape import escape
-from emfed.fitting.moving import merged_and_split
 from emfed.fitting.parallel import together
+from emfed.fitting.proposals import merged_and_split
 from tests.helpers import bind, make_data, make_model
 
 TABLES = make_data(3, k=3, d=2, sizes=(40, 60, 25))

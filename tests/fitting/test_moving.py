@@ -13,7 +13,7 @@ from sklearn import datasets
 import emfed
 from emfed.core.protocols import FloatArray
 from emfed.core.records import RoundRecord
-from emfed.fitting.moving import _pairs, merged_and_split, with_one_less, with_one_more
+from emfed.fitting.proposals import _pairs, merged_and_split, with_one_less, with_one_more
 from emfed.models.components import thin
 from tests.helpers import first
 
@@ -41,7 +41,7 @@ def test_moves_of_clusters_gain_and_a_resumed_fit_makes_the_same(
     for stop in stops:
         path = tmp_path / f"{stop}.ckpt"
         halt = {"callbacks": [lambda record, last=stop: record.round >= last]}
-        emfed.fit(emfed.k_means(4), data, checkpoint=path, checkpoint_every=1, **common, **halt)
+        emfed.fit(emfed.k_means(4), data, checkpoint=path, **common, **halt)
         resumed = emfed.fit(emfed.k_means(4), data, checkpoint=path, resume=True, **common)
         np.testing.assert_array_equal(resumed.statistics, whole.statistics)
         assert (resumed.rounds, resumed.bytes_up) == (whole.rounds, whole.bytes_up)
@@ -180,15 +180,14 @@ def test_a_given_start_and_follow_em_and_many_workers_are_not_led_on() -> None:
         assert ended[0].rounds == ended[1].rounds
 
 
-@pytest.mark.parametrize("many", [False, True], ids=["one number", "a range"])
-def test_a_fit_that_is_resumed_makes_the_same_moves(many: bool, tmp_path: Path) -> None:
+def test_a_fit_that_is_resumed_makes_the_same_moves(tmp_path: Path) -> None:
     model, data, seed = CASES["diag"]
-    common: dict[str, Any] = {"seed": seed, "n_components": "3:5" if many else 6}
+    common: dict[str, Any] = {"seed": seed}
     whole = emfed.fit(model, data, **common)
-    for stop in range(whole.rounds // 5, whole.rounds, max(1, whole.rounds // 5)):
+    for stop in range(whole.rounds // 4, whole.rounds, max(1, whole.rounds // 4)):
         path = tmp_path / f"{stop}.ckpt"
         halt = {"callbacks": [lambda record, last=stop: record.round >= last]}
-        emfed.fit(model, data, checkpoint=path, checkpoint_every=1, **common, **halt)
+        emfed.fit(model, data, checkpoint=path, **common, **halt)
         resumed = emfed.fit(model, data, checkpoint=path, resume=True, **common)
         np.testing.assert_array_equal(resumed.statistics, whole.statistics)
         assert (resumed.rounds, resumed.converged) == (whole.rounds, whole.converged)
@@ -199,7 +198,7 @@ def test_a_limit_that_is_met_while_moves_are_tried_loses_nothing() -> None:
     first_end = emfed.fit(model, data, seed=seed, moves=0)
     whole = emfed.fit(model, data, seed=seed)
     rows = pooled(data)
-    for rounds in range(first_end.rounds + 2, whole.rounds, 9):
+    for rounds in range(first_end.rounds + 2, whole.rounds, 29):
         result = emfed.fit(model, data, seed=seed, rounds=rounds)
         assert result.converged
         assert result.log_likelihood(rows) > first_end.log_likelihood(rows) - 1e-5
@@ -231,7 +230,7 @@ def test_an_error_while_components_are_moved_carries_the_best() -> None:
         if record.round >= stop:
             raise OSError("no more")
 
-    for stop in range(ended.rounds + 1, last, 9):
+    for stop in range(ended.rounds + 1, last, 29):
         with pytest.raises(OSError, match="no more") as caught:
             emfed.fit(model, data, seed=seed, callbacks=[partial(fail, stop=stop)])
         reached = vars(caught.value)["result"]

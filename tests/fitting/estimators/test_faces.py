@@ -318,10 +318,8 @@ def test_progress_is_told_where_it_is_wanted(estimator: Any, capsys: Any) -> Non
 def test_progress_is_told_of_sites_elsewhere(tmp_path: Path, capsys: Any) -> None:
     rng = np.random.default_rng(1)
     data = {name: pl.DataFrame(rng.normal(size=(40, 2)), schema=["a", "b"]) for name in "xyz"}
-    with real_sites(data, tmp_path) as transport:
-        federation = emfed.network.RemoteFederation(transport, masks=False)
-        fitted = GAUSS(2, verbose=True, max_iter=30, tol=1e-3).fit(federation)
-        federation.close()
+    with real_sites(data, tmp_path) as sites:
+        fitted = GAUSS(2, verbose=True, max_iter=30, tol=1e-3).fit(sites)
     err = capsys.readouterr().err
     assert "FederatedGaussianMixture: opening" in err
     assert "round 1 " in err
