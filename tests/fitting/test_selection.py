@@ -10,11 +10,9 @@ import pytest
 from sklearn import datasets
 
 import emfed
-from emfed.fitting.candidates import contenders
-from emfed.fitting.driver import run_fit
 from emfed.fitting.selection import choose, floor_remarks
-from emfed.fitting.settings import FitSettings, read_range
-from emfed.network import StackedFederation
+from emfed.fitting.settings import read_range
+from tests.fitting.test_in_process import fitted
 from tests.helpers import make_data, plain_fit
 from tests.registry import REGISTRY
 
@@ -129,25 +127,6 @@ def test_candidates_that_cannot_be_chosen_are_dropped() -> None:
         assert row["log_likelihood"] == pytest.approx(result.log_likelihood(ROWS), abs=1e-6)
 
 
-def test_who_can_still_be_chosen() -> None:
-    models = [emfed.gaussian_mixture(k, "diag") for k in (1, 2, 3)]
-    fitted = [plain_fit(model, ROWS, rounds=5, start="auto") for model in models]
-    bound = [result.model for result in fitted]
-    params = [result.model.maximize(result.statistics) for result in fitted]
-    values = np.array([[-9.0, 0.0], [-8.0, 0.1], [-8.0, 0.2]])
-
-    def able(*hopes: float, by: str = "bic") -> list[int]:
-        return contenders(bound, params, values, hopes, 700, by)
-
-    charge = 7 * np.log(700) / (2 * 700)  # of one more component, in nats per row
-    assert able(0.5, 0.0, 0.0) == [1]
-    assert able(1.1, 0.0, 0.0) == [0, 1]  # cheaper by a component
-    assert able(0.0, 0.0, 0.9 * charge) == [1]
-    assert able(0.0, 0.0, 1.1 * charge) == [1, 2]
-    assert able(0.0, 0.0, np.inf) == [1, 2]  # nothing is known of it
-    assert able(0.0, 0.0, 0.9 * charge, by="icl") == [1, 2]  # its entropy may vanish
-
-
 # Atoms of columns, and components on few rows.
 
 
@@ -169,15 +148,14 @@ def test_a_column_with_an_atom_does_not_leave_one_component(kind: str) -> None:
     }
     model = models.get(kind) or emfed.gaussian_mixture(1, kind)
     sites = with_an_atom().with_columns(site=np.arange(400) % 3)
-    settings = FitSettings(model, n_components="1:4", rounds=200)
     parts = {str(k): t.drop("site") for (k,), t in sites.partition_by("site", as_dict=True).items()}
-    fitted = run_fit(settings, StackedFederation(emfed.data.as_workers(parts)))
-    assert fitted.selection is not None
-    assert fitted.selection.n_components > 1
-    assert not any(row["collapsed"] for row in fitted.selection.table)
-    assert not any("left out" in remark for remark in fitted.remarks)
+    found = fitted(model, emfed.data.as_workers(parts), n_components="1:4", rounds=200)
+    assert found.selection is not None
+    assert found.selection.n_components > 1
+    assert not any(row["collapsed"] for row in found.selection.table)
+    assert not any("left out" in remark for remark in found.remarks)
     if kind in ("full", "diag", "missing", "mixed"):
-        assert any("column 'dose' at 0 (" in remark for remark in fitted.remarks)
+        assert any("column 'dose' at 0 (" in remark for remark in found.remarks)
 
 
 def few_alike(kind: str) -> tuple[Any, Any, str]:
@@ -207,14 +185,14 @@ def few_alike(kind: str) -> tuple[Any, Any, str]:
 def test_a_component_on_few_rows_is_a_collapse(kind: str) -> None:
     """Rows that agree by chance are no atom: the table says so, and a remark where they are."""
     model, rows, where = few_alike(kind)
-    starts = 4 if kind in ("factors", "regression", "chain") else 1
-    settings = FitSettings(model, n_components=(1, 2), rounds=100, n_init=starts)
-    fitted = run_fit(settings, StackedFederation(emfed.data.as_workers([rows[::2], rows[1::2]])))
-    assert fitted.selection is not None
-    assert [row["collapsed"] for row in fitted.selection.table] == [False, True]
-    assert fitted.selection.to_frame()["collapsed"].to_list() == [False, True]
-    assert fitted.selection.n_components == 2  # the others are better described without those rows
-    told = [remark for remark in fitted.remarks if "collapsed onto few rows" in remark]
+    starts = 4 if kind in ("regression", "chain") else 1
+    options: dict[str, Any] = {"n_components": (1, 2), "rounds": 100, "n_init": starts}
+    found = fitted(model, [rows[::2], rows[1::2]], **options)
+    assert found.selection is not None
+    assert [row["collapsed"] for row in found.selection.table] == [False, True]
+    assert found.selection.to_frame()["collapsed"].to_list() == [False, True]
+    assert found.selection.n_components == 2  # the others are better described without those rows
+    told = [remark for remark in found.remarks if "collapsed onto few rows" in remark]
     assert len(told) == 1
     assert where in told[0]
 
