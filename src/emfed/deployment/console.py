@@ -96,6 +96,7 @@ def page_address(folder: Path) -> str | None:
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
+    request_queue_size = MOST_CALLERS  # with the 5 that are the default a crowd keeps others out
 
     def __init__(self, port: int, secret: str, state: StateFunction, answer: Answer | None) -> None:
         self.secret, self.state, self.answer = secret, state, answer
