@@ -361,6 +361,8 @@ class JoinedRun(Watcher):
             words = f"fitting with {', '.join(about.members)}" + ", paused" * about.paused
             if follower.silent:
                 words += f"; no word from {', '.join(follower.silent)}"
+        if follower.name in about.expelled:
+            words = "the server's people took this site out; it waits, since they may let it in"
         if follower.refusal:
             words = f"this site takes no part: {follower.refusal}"
         if words != self._state:

@@ -487,6 +487,8 @@ class Follower:
                 yield from self._ordered()
             return
         if not self._greeted:
+            if self.name in about.expelled:
+                return  # it may be let in again
             hello = self._hello()
             try:
                 about.check_hello(self.name, hello)
