@@ -704,7 +704,7 @@ def test_a_server_without_room_says_where_and_how_to_go_on(
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", "model/model.emfed")
 
-    with Deployed(tmp_path) as deployed:
+    with Deployed(tmp_path, "farewell = 0.5\n") as deployed:
         monkeypatch.setattr("emfed.deployment.analyst.leave_result", full)
         server, _ = deployed.serve(), deployed.join_all()
         with pytest.raises(EmfedError, match="model.emfed cannot be written .* the same command"):

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 
 import numpy as np
 import polars as pl
 import pytest
 
-from emfed import load
+from emfed import fit, gaussian_mixture, load
+from emfed.cli.main import main
 from emfed.core.errors import ParticipationError, SettingsError
 from emfed.deployment.joining import SiteOutcome
 from emfed.deployment.orders import change_orders
-from emfed.deployment.status import read_status
+from emfed.deployment.status import logging_to, read_status
 from emfed.deployment.views import status_line
 from emfed.network.owner_rules import SiteRules
 from tests.deployment.deployed import Deployed, tables, until
@@ -269,3 +271,102 @@ def test_a_site_is_warned_of_its_own_units_and_nobody_else(tmp_path: Path) -> No
         assert [e["kind"] for e in map(json.loads, journal)].count("warning") == 1
         others = "".join(w for name in ("s0", "s2", "s3") for w in deployed.heard[name])
         assert "look at your rows" not in others
+
+
+def test_two_sites_whose_owners_allow_it_end_where_one_process_ends(tmp_path: Path) -> None:
+    """Of two, each knows the other's part: so there are no masks, and both must say yes."""
+    with Deployed(tmp_path, "\n\n[fit]\nscores = false\n", tables(2)) as deployed:
+        server = deployed.serve()
+        sites = {name: deployed.join(name, SiteRules(unmasked=True)) for name in deployed.tables}
+        server.wait()
+        deployed.outcomes(sites)
+        found = load(tmp_path / "model" / "model.emfed")
+        here = fit(gaussian_mixture(2), deployed.tables, masks=False, seed=found.seed)
+        np.testing.assert_allclose(found.statistics, here.statistics, rtol=1e-12)
+        for name in deployed.tables:
+            mine = load(tmp_path / f"site-{name}" / "model.emfed")
+            assert np.array_equal(mine.statistics, found.statistics)
+
+
+def test_a_private_run_spends_what_owners_give_and_no_more(tmp_path: Path) -> None:
+    private = "give_up_refused = 0.5\n\n[privacy]\nepsilon = 3.0\ndelta = 1e-5\n"
+    with Deployed(tmp_path, private, tables(3, 400)) as deployed:
+        second = deployed.write("second", private)
+        rules = SiteRules(largest_epsilon=4.0)
+        sites = {name: deployed.join(name, rules, stay=True) for name in deployed.tables}
+        deployed.serve().wait()
+        found = load(tmp_path / "model" / "model.emfed")
+        assert found.privacy is not None
+        assert found.privacy["private"]
+        assert found.privacy["epsilon"] == pytest.approx(3.0)
+        with pytest.raises(ParticipationError, match="epsilon 4 over all runs, and about 2.36"):
+            deployed.serve(second).wait()
+        for one in sites.values():
+            assert "ask for less" in one.end().refused[0]
+
+
+def test_who_is_expelled_is_not_waited_for_and_may_come_back_whatever_began_anew(
+    tmp_path: Path,
+) -> None:
+    """A process that began while it was out ended, and its site never came back."""
+    with Deployed(tmp_path, LONG.replace("400", "20_000"), tables(5)) as deployed:
+        folder = tmp_path / "run"
+        folder.mkdir()
+        change_orders(folder, {"s4": "on holiday"})
+        server, twice = deployed.serve(), SiteRules(largest_changes=2)
+        sites = {name: deployed.join(name, twice) for name in deployed.tables}
+        until(lambda: rounds(deployed) > 2)
+        assert deployed.status["began"] == {"sites": 4, "rows": 240}
+        change_orders(folder, {"s3": "wrong units"})
+        until(lambda: deployed.status["counted"] == {"sites": 3, "rows": 180})
+        sites["s3"].end()
+        sites["s3"] = deployed.join("s3", twice)
+        until(lambda: any("took this site out" in words for words in deployed.heard["s3"]))
+        change_orders(folder, {"s3": None})
+        until(lambda: deployed.status["counted"] == {"sites": 4, "rows": 240})
+        change_orders(folder, finish=True)
+        server.wait()
+        assert not sites["s3"].wait().failed
+
+
+def test_codes_of_the_commands_say_how_a_run_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def code(*arguments: str) -> int:
+        with pytest.raises(SystemExit) as ended:
+            main([*arguments])
+        assert isinstance(ended.value.code, int)
+        return ended.value.code
+
+    short = "give_up_refused = 0.5\n\n[fit]\nrounds = 2\n"
+    monkeypatch.chdir(tmp_path)
+    with Deployed(tmp_path, short) as deployed:
+        join = ("join", f"127.0.0.1:{deployed.port}", "--data", "s0.csv", "--key", "s0.key")
+        join = (*join, "--ca", "keys/ca.pem")
+        server, _ = deployed.serve(), deployed.join_all("s0")
+        assert code(*join) == 3, "its limit, before its tolerance"
+        server.wait()
+        assert code("serve", "run.toml") == 3
+        assert code("status", "run.toml") == 3
+        second = deployed.write("second", short)
+        others = {n: deployed.join(n, SiteRules(models=["k-means"])) for n in ("s1", "s2")}
+        server = deployed.serve(second)
+        (tmp_path / "rules.toml").write_text('models = ["k-means"]\n')
+        assert code(*join, "--rules", "rules.toml") == 4
+        with pytest.raises(ParticipationError):
+            server.wait()
+        deployed.outcomes(others)
+        assert code("status", "second.toml") == 4
+
+
+def test_a_log_begins_anew_before_it_grows_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("emfed.deployment.status.LONGEST_LOG", 200)
+    with logging_to(tmp_path / "serve.log"):
+        for number in range(40):
+            logging.getLogger("emfed").warning("round %d is over", number)
+    parts = sorted(path.name for path in tmp_path.iterdir())
+    assert parts == ["serve.log", "serve.log.1", "serve.log.2", "serve.log.3"]
+    assert all(path.stat().st_size <= 200 for path in tmp_path.iterdir())
+    assert "round 39 is over" in (tmp_path / "serve.log").read_text()
