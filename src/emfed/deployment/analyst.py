@@ -640,9 +640,9 @@ def _too_few(about: Transcript, fewest: int) -> str:
     left = named - len({*about.refusals} | about.expelled)
     if left >= max(fewest, named // 2 + 1):
         return ""
-    said = "; ".join(f"{name}: {why}" for name, why in sorted(about.refusals.items()))
+    said = "; ".join(f"{name}: {why.rstrip('.')}" for name, why in sorted(about.refusals.items()))
     needs = max(fewest, named // 2 + 1)
-    return f"{named - left} of {named} sites refuse, and the run needs {needs}: {said}"
+    return f"{named - left} of {named} sites refuse, and the run needs {needs}: {said}."
 
 
 def _silence(about: Transcript, follower: Follower) -> str:
