@@ -50,6 +50,7 @@ def test_a_masked_run_leaves_one_model_everywhere_and_tells_of_it(tmp_path: Path
         assert not any(one.get("confirmed") for one in early)
         summary = json.loads((tmp_path / "model" / "summary.json").read_text())
         assert summary["seed"] == model.seed
+        assert last["components"] == summary["parameters"]
         deployed.said.clear()
         deployed.serve().wait()  # nobody is to be told any more
         assert deployed.status["state"] == "finished"

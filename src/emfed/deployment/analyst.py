@@ -564,7 +564,8 @@ class _Shown:
         """Count an exchange, look at where it is made; gives what the first set begins with."""
         self._sent += answer.bytes // 2
         first, self.rows = not self.rows, round(answer.rows)
-        if time.monotonic() - self._drawn > COMPONENTS_SECONDS:
+        late = time.monotonic() - self._drawn > COMPONENTS_SECONDS
+        if late and ask.purpose == "round":  # those of a start are no components
             for one in looks(ask):
                 self._drawn = time.monotonic()
                 arrays = one.model.to_user(one.params).arrays()

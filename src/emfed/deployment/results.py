@@ -32,6 +32,7 @@ def leave_result(config: Config, end: Ended) -> dict[str, Any]:
     result = fitted.result
     result.records.to_csv(folder / "rounds.csv")
     choice = fitted.selection
+    parameters = {name: value.tolist() for name, value in result.params.arrays().items()}
     about = {
         "round": result.records[-1].round,
         "stopped": result.stopped,
@@ -41,6 +42,7 @@ def leave_result(config: Config, end: Ended) -> dict[str, Any]:
         "up": result.ledger.total("up"),
         "down": result.ledger.total("down"),
         "raw": result.raw_bytes,
+        "components": parameters,
         "why": "",
     }
     summary = {
@@ -56,7 +58,7 @@ def leave_result(config: Config, end: Ended) -> dict[str, Any]:
         "bytes_down": about["down"],
         "raw_bytes": result.raw_bytes,
         "bytes": result.ledger.summary(),
-        "parameters": {name: value.tolist() for name, value in result.params.arrays().items()},
+        "parameters": parameters,
     }
     text = json.dumps(summary, indent=1) + "\n"
     (folder / "summary.json").write_text(text, encoding="utf-8")
