@@ -36,7 +36,6 @@ from benchmarks.cluster import bench_cluster
 from benchmarks.engine import bench_engine
 from benchmarks.esteps import bench_esteps
 from benchmarks.estimators import bench_pooled, bench_speed, bench_starts
-from benchmarks.exchange import bench_exchange
 from benchmarks.faults import bench_faults
 from benchmarks.field_bounds import bench_field_bounds
 from benchmarks.figure import EVERY, NATS, SET, bench_figure, bench_pairs
@@ -922,19 +921,6 @@ def engine(console: Console, sites: int = 10) -> dict[str, Any]:
     return found
 
 
-def exchange(
-    console: Console, plans: int = 1000, first: int = 0, minutes: float = np.inf
-) -> dict[str, Any]:
-    """Random faults of the exchange of sums, masked and not."""
-    found = bench_exchange(plans, first, minutes)
-    lines = [
-        (name, f"{value:.3g}" if isinstance(value, float) else str(value or 0))
-        for name, value in found.items()
-    ]
-    show(console, "Fault plans over a network in memory", ("what", "plans"), lines)
-    return found
-
-
 def faults(
     console: Console,
     plans: int,
@@ -950,7 +936,7 @@ def faults(
     }
     lines = [
         (
-            name.replace("_", " "),
+            name,
             *(
                 f"{value:.3g}" if isinstance(value := one[name], float) else str(value or 0)
                 for one in found.values()
@@ -958,8 +944,7 @@ def faults(
         )
         for name in found["masked"]
     ]
-    title = "Fault plans over a network, in one process each"
-    show(console, title, ("what", *found), lines)
+    show(console, "Fault plans of whole fits, in virtual time", ("what", *found), lines)
     return found
 
 
@@ -1041,7 +1026,6 @@ SECTIONS: dict[str, Callable[[Console], Any]] = {
     "sites": sites,
     "faults": partial(faults, plans=1000),
     "engine": engine,
-    "exchange": exchange,
     "gpu": lambda console: bench_gpu(),
 }
 
@@ -1102,12 +1086,6 @@ def main() -> None:
             minutes=arguments.minutes,
         ),
         "engine": partial(engine, sites=min(arguments.sites, 10)),
-        "exchange": partial(
-            exchange,
-            plans=arguments.plans,
-            first=arguments.first,
-            minutes=arguments.minutes,
-        ),
         "sites": partial(sites, number=arguments.sites),
         "estimators": partial(estimators, keep=arguments.keep, minutes=arguments.minutes),
         "hostile": partial(hostile, keep=arguments.keep, minutes=arguments.minutes),
