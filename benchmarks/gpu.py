@@ -28,7 +28,7 @@ from unittest.mock import patch
 import numpy as np
 from threadpoolctl import threadpool_info
 
-from emfed.fitting import driver
+from emfed.fitting import in_process, starting
 from emfed.fitting.estimators import FederatedGaussianMixture, base
 from emfed.models import gaussian_mixture
 from emfed.models.devices import placing
@@ -344,7 +344,8 @@ def parts_of_a_fit() -> Iterator[dict[str, float]]:
         return run
 
     places = (
-        ("of it start", driver, "search"),
+        ("of it start", in_process, "own_sketch"),
+        ("of it start", starting, "_tried"),
         ("of it labels", base.MixtureMethods, "_label"),
     )
     with ExitStack() as stack:

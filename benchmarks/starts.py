@@ -20,7 +20,7 @@ import emfed
 from benchmarks import estimators, right
 from benchmarks.answer import sets
 from benchmarks.estimators import KINDS
-from emfed.fitting.starts.start_search import MERGE_FROM
+from emfed.fitting.ascent import FEWEST_OF_MANY
 
 PEERS = 5
 """Starts of scikit-learn, the best of which is the mark."""
@@ -139,7 +139,7 @@ def bench_k_means(
 def bench_merged(names: tuple[str, ...] = (), seeds: int = 5) -> Iterator[dict[str, Any]]:
     """Where EM ends from buckets and from merged clusters, on the sets of many workers."""
     for name, model, workers, *_ in sets():
-        if workers.size < MERGE_FROM or (names and not any(part in name for part in names)):
+        if workers.size < FEWEST_OF_MANY or (names and not any(part in name for part in names)):
             continue
         found: dict[str, list[Any]] = {}
         for start, seed in itertools.product(("k-means", "merge"), range(seeds)):
