@@ -33,7 +33,6 @@ from benchmarks.ablation import bench_ablation
 from benchmarks.answer import bench_answer, commit
 from benchmarks.answer_network import bench_answer_network
 from benchmarks.cluster import bench_cluster
-from benchmarks.engine import bench_engine
 from benchmarks.esteps import bench_esteps
 from benchmarks.estimators import bench_pooled, bench_speed, bench_starts
 from benchmarks.faults import bench_faults
@@ -766,13 +765,12 @@ def answer(
                     *told(found),
                     f"{found['runs']} of {row['seeds']}",
                     " ".join("-" if one is None else str(one) for one in found["each"]),
-                    "; ".join(told(row["one step"][nats])),
                     max(row["guard_hits"], default=0),
                     f"{row['opening']:,.0f} + {row['envelope']:.0f} a round",
                 )
             )
         console.print(f"{row['set']}: done, commit {', '.join(row['commits'])}")
-    ours = ("rounds", "auto", "runs", "each seed", "one step", "guard", "more")
+    ours = ("rounds", "auto", "runs", "each seed", "guard", "more")
     headings = ("set", "n", "nats", "rounds", "float32", *ours)
     title = "Bytes up / down a worker until the pooled answer is kept (medians of seeds)"
     show(console, title, headings, lines)
@@ -808,7 +806,7 @@ def answer_network(
             {k: round(v) if isinstance(v, float) and v > 1 else v for k, v in row.items()}
         )
     names = ("opening", "start", "rounds", "envelopes", "ledger", "transport", "wire")
-    others = ("float32", "Flower", "bound")
+    others = ("float32", "bound")
     headings = ("within", "way", "runs", "no.", *names, *others)
 
     def told(row: dict[str, Any], name: str) -> str:
@@ -859,29 +857,37 @@ def show_pairs(console: Console, pairs: list[dict[str, Any]]) -> None:
     show(console, f"{SET}, every {EVERY}th row: rounds from the same start", headings, words)
 
 
-def network(console: Console) -> dict[str, Any]:
+def network(console: Console, quick: bool = False) -> dict[str, Any]:
     """The default engine: rounds, bytes, a thousand connections; beside gRPC."""
-    found = bench_network()
-    headings = ("engine", "sites", "ms", "reply", "request", "connecting up", "down")
-    names = ("milliseconds", "reply", "request", "opening_up", "opening_down")
-    lines = [
+    found = bench_network(quick)
+    headings = ("engine", "sites", "ms", "up", "down", "connecting up", "down")
+    names = ("milliseconds", "up", "down", "opening_up", "opening_down")
+    lines: list[Any] = [
         (row["engine"], row["sites"], *(f"{row[name]:.1f}" for name in names))
         for row in found["carrying"]
     ]
     title = f"Nothing computed; {QUESTION} bytes down and {ANSWER} up are on the wire as"
     show(console, title, headings, lines)
     names = ("milliseconds", "beside", "up", "wire_up", "down", "wire_down")
-    headings = ("sites", "ms", "besides the steps", "up", "on the wire", "down", "on the wire")
-    headings = (*headings, "times plain")
+    headings = ("sites", "ms", "besides passes", "up", "on the wire", "down", "on the wire")
     lines = [
         (
-            f"{row['sites']}{', masked' * row['masks']}",
+            f"{row['sites']}{', masked' * row['masks']}"
+            f"{', round trips of 100 ms' * bool(row['delay'])}",
             *(f"{row[name]:.1f}" for name in names),
             f"{row['ratio']:.2f}" if row["masks"] else "",
         )
         for row in found["fitting"]
     ]
-    show(console, "A round of a fit, q=660; bytes of one site a round", headings, lines)
+    title = "A round of a fit, q=660; bytes of one site a round"
+    show(console, title, (*headings, "times plain"), lines)
+    names = ("mask and tag", "open and check", "a site", "relay adds")
+    lines = [
+        (row["sites"], row["numbers"], *(f"{row[name]:.2f}" for name in names), row["bytes"])
+        for row in found["masks"]
+    ]
+    headings = ("sites", "numbers", *names, "bytes")
+    show(console, "Masks and tags: ms of a processor a round", headings, lines)
     headings = ("engine", "sites", "MB", "connecting, s", "a round, ms")
     names = ("megabytes", "connecting", "milliseconds")
     lines = [
@@ -910,14 +916,6 @@ def sites(console: Console, number: int = 50) -> dict[str, Any]:
     )
     headings = ("a round, s", "in all, s", "ended with code 0", "difference")
     show(console, f"{ROUNDS} rounds, from the first start of Python", headings, [told])
-    return found
-
-
-def engine(console: Console, sites: int = 10) -> dict[str, Any]:
-    """Rounds of the exchange of sums over TLS."""
-    found = bench_engine(sites)
-    lines = [(name, f"{value:.3g}") for name, value in found.items()]
-    show(console, "Rounds of sums over TLS on this machine", ("what", "figure"), lines)
     return found
 
 
@@ -1025,7 +1023,6 @@ SECTIONS: dict[str, Callable[[Console], Any]] = {
     "network": network,
     "sites": sites,
     "faults": partial(faults, plans=1000),
-    "engine": engine,
     "gpu": lambda console: bench_gpu(),
 }
 
@@ -1067,6 +1064,7 @@ def main() -> None:
     parser.add_argument("--sites", type=int, default=50, help="real sites to start")
     parser.add_argument("--keep", type=Path, help="a file of what was run, to go on from")
     parser.add_argument("--minutes", type=float, default=np.inf, help="begin no run later")
+    parser.add_argument("--quick", action="store_true", help="see whether `network` runs")
     parser.add_argument("--part", default="1/1", help="1/2: the first half of tables of two")
     arguments = parser.parse_args()
     if arguments.section == ["page"]:
@@ -1085,7 +1083,7 @@ def main() -> None:
             keep=arguments.keep,
             minutes=arguments.minutes,
         ),
-        "engine": partial(engine, sites=min(arguments.sites, 10)),
+        "network": partial(network, quick=arguments.quick),
         "sites": partial(sites, number=arguments.sites),
         "estimators": partial(estimators, keep=arguments.keep, minutes=arguments.minutes),
         "hostile": partial(hostile, keep=arguments.keep, minutes=arguments.minutes),

@@ -4,7 +4,7 @@ Every set starts where federated k-means leads (`start="k-means"`), the same sta
 the target is the log-likelihood at which pooled EM ends from it. A run has reached 1e-3 (or 1e-5)
 nats a sample when it stays within that to its end, which is after `CALM` rounds there. Bytes are
 the ledger's payload, up, per worker, in rounds; the opening exchange (summaries, S_0) and envelopes
-are told apart. "One step" is the same run without local steps, which are to make it no worse.
+are told apart.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import subprocess
 import time
 import warnings
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -239,17 +238,11 @@ def bench_answer(
             if runs.lacks(f"{name}/{seed}"):
                 found = _seed(model, workers, algorithm, first["target"], rounds, seed)
                 runs.keep(f"{name}/{seed}", found)
-        for seed in range(seeds):
-            if algorithm.local_steps > 1 and runs.lacks(f"{name}/{seed}/one step"):
-                plain = replace(algorithm, local_steps=1)
-                found = _seed(model, workers, plain, first["target"], rounds, seed)
-                runs.keep(f"{name}/{seed}/one step", found)
         if runs.lacks(f"{name}/float32"):
             runs.keep(f"{name}/float32", _float32(model, workers, first["target"]))
         beside = runs.found.get(f"{name}/float32", {})
         keys = [f"{name}/{seed}" for seed in range(seeds) if f"{name}/{seed}" in runs.found]
         own = [runs.found[key] for key in keys]
-        alone = [runs.found[k] for key in keys if (k := f"{key}/one step") in runs.found]
         yield {
             "set": name,
             "workers": workers.size,
@@ -260,7 +253,6 @@ def bench_answer(
             "envelope": own[0]["envelope"] if own else 0.0,
             "guard_hits": [run["guard_hits"] for run in own],
             **{f"{nats:g}": _middle(own, f"{nats:g}", beside) for nats in NATS},
-            "one step": {f"{nats:g}": _middle(alone, f"{nats:g}", beside) for nats in NATS},
         }
 
 

@@ -1,19 +1,16 @@
 """All bytes to the pooled answer over a real network, TLS and handshake included.
 
 Sites are real ones, a quarter of them in each of four processes, and every byte between them and
-the server passes a proxy that counts it. A fit knows nothing before it begins: opening, start and
+the server passes a line that counts it. A fit knows nothing before it begins: opening, start and
 rounds are its own. The same fit in one process, which has the same trajectory and the same ledger,
 says after which round it is within so many nats of pooled EM from its start; bytes are those until
 then. Rows "converged" are the ledger of a run with all defaults until it says so. Float32 EM has
-its own ledger and the handshake and transport a message that were measured here; Flower has our
-ledger and what `python -m benchmarks flower` measured for each message. What no column holds:
-TCP/IP headers and acknowledgements, and what a lost connection repeats.
+its own ledger and the handshake and transport a message that were measured here. What no column
+holds: TCP/IP headers and acknowledgements, and what a lost connection repeats.
 """
 
 from __future__ import annotations
 
-import tempfile
-import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,13 +22,10 @@ import polars as pl
 
 import emfed
 from benchmarks.answer import NATS, SEEDS, Arrived, Runs, reached, sets
-from benchmarks.network import Counter, make_keys, peers
-from emfed.network.websocket.server import WebSocketTransport
+from benchmarks.network import real_sites
 
 PROCESSES = 4
 WAYS = {"up": 0, "down": 1}
-FLOWER = {"up": 10_800, "down": 2_900}
-"""What Flower adds to one message of a site (`python -m benchmarks flower`, 3 sites)."""
 
 
 def spectrum_of_workers(fitted: emfed.Result, workers: emfed.data.WorkerData) -> Any:
@@ -85,32 +79,20 @@ def over_the_wire(
     model: Any, workers: emfed.data.WorkerData, algorithm: Any, rounds: int, seed: int
 ) -> tuple[emfed.Result, list[tuple[int, int]]]:
     """A fit whose sites are real, and all bytes up and down when each round was made."""
-    with tempfile.TemporaryDirectory(prefix="emfed-answer-") as name:
-        folder = Path(name)
-        names = make_keys(folder, workers.size)
-        for number, site in enumerate(sorted(names)):  # as the server numbers them
-            table = workers.rows[workers.offsets[number] : workers.offsets[number + 1]]
-            pl.DataFrame(table).write_parquet(folder / f"{site}.parquet")
-        groups = [names[i::PROCESSES] for i in range(PROCESSES)]
-        with WebSocketTransport("127.0.0.1", 0, folder / "keys") as server:
-            counter = Counter(server.port)
-            with peers("sites", counter.port, folder, groups):
-                server.wait_for(len(names), 300)
-                time.sleep(0.5)
-                wire = [(counter.up, counter.down)]
-                federation = emfed.network.RemoteFederation(
-                    server, minimum=len(names), deadline=300, masks=False
-                )
-                fitted = emfed.fit(
-                    model,
-                    None,
-                    algorithm,
-                    federation=federation,
-                    rounds=rounds,
-                    tol=0,
-                    seed=seed,
-                    callbacks=[lambda record: wire.append((counter.up, counter.down))],
-                )
+    pieces = np.split(workers.rows, workers.offsets[1:-1])
+    tables = {str(number): pl.DataFrame(piece) for number, piece in enumerate(pieces)}
+    with real_sites(tables, PROCESSES, tables["0"].columns) as (sites, line, _):
+        wire = [(line.up, line.down)]
+        fitted = emfed.fit(
+            model,
+            sites,
+            algorithm,
+            rounds=rounds,
+            tol=0,
+            seed=seed,
+            masks=False,
+            callbacks=[lambda record: wire.append((line.up, line.down))],
+        )
     return fitted, wire
 
 
@@ -187,7 +169,6 @@ def seed_rows(
                 row |= {"handshake": first, "wire": counted, "number": needed[nats]}
                 messages = needed[nats] + told["messages"]
                 row["a message"] = (row["transport"] - first) / messages
-                row["Flower"] = row["ledger"] + messages * FLOWER[way]
                 if way == "up":
                     row["bound"] = lower_bound(curve["pooled"], workers, nats)
                 out.append(row | {"nats": nats, "way": way})

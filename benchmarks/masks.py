@@ -1,14 +1,13 @@
-"""``python -m benchmarks.masks``: processor time of masks and tags, a site and a round."""
+"""Processor time of masks and tags, a site and a round."""
 
 from __future__ import annotations
 
 import os
 import statistics
 import time
+from typing import Any
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
 from emfed.aggregation.keys import Context, GroupSecrets, Member, MemberKeys, RunKey
 from emfed.aggregation.lattice import Lattice
@@ -17,6 +16,8 @@ from emfed.core.sums import Precision
 
 TURNS = 20
 """Rounds that are timed; the median is shown."""
+SIZES = ((3, 100), (10, 330), (30, 1000), (50, 2000))
+"""Sites, and numbers of a sum."""
 
 
 def set_of(sites: int) -> tuple[list[MemberKeys], Context]:
@@ -31,7 +32,7 @@ def set_of(sites: int) -> tuple[list[MemberKeys], Context]:
     return keys, Context(bytes(32), "0.2", members, 0, 0, bytes(32), bytes(16))
 
 
-def rounds_of(sites: int, numbers: int) -> dict[str, float]:
+def rounds_of(sites: int, numbers: int) -> dict[str, Any]:
     """Milliseconds of one site's processor, of the relay's, and bytes of a part."""
     keys, context = set_of(sites)
     rng = np.random.default_rng(0)
@@ -56,33 +57,9 @@ def rounds_of(sites: int, numbers: int) -> dict[str, float]:
         timed("open and check", now)
     found = {what: statistics.median(each) for what, each in spent.items()}
     return {
+        "sites": sites,
+        "numbers": numbers,
         **found,
         "a site": found["mask and tag"] + found["open and check"],
         "bytes": lattice.part_bytes,
     }
-
-
-def main() -> None:
-    table = Table(
-        "sites",
-        "numbers",
-        "mask and tag, ms",
-        "open and check, ms",
-        "a site, ms",
-        "relay, ms",
-        "bytes",
-    )
-    for sites, numbers in ((3, 100), (10, 330), (30, 1000), (50, 2000)):
-        found = rounds_of(sites, numbers)
-        shown = ("mask and tag", "open and check", "a site", "relay adds")
-        table.add_row(
-            str(sites),
-            str(numbers),
-            *(f"{found[each]:.2f}" for each in shown),
-            str(int(found["bytes"])),
-        )
-    Console().print(table)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,77 +1,52 @@
 """The default engine: time of a round, bytes on the wire, a thousand connections; beside gRPC.
 
-Every byte between sites and server goes through a counter in this process, TLS and all. Sites are
-processes of their own (`benchmarks.peers`). gRPC carries the same messages over one bidirectional
-stream a site, with certificates of both ends; without grpcio its rows are left out.
+Every byte between sites and server goes through a line in a process of its own, which counts and
+may delay it, TLS and all. Sites are processes of their own (`benchmarks.peers`). gRPC carries the
+same messages over one bidirectional stream a site, with certificates of both ends; without grpcio
+its rows are left out.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
+import queue
 import resource
 import signal
-import socket
 import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
-from typing import Any
+from typing import Any, final
+
+import numpy as np
 
 import emfed
 from benchmarks.deployments import mixture_tables
+from benchmarks.lines import Line
+from benchmarks.masks import SIZES, rounds_of
 from emfed.network.keys import make_server_keys, make_site_key
-from emfed.network.websocket.server import WebSocketTransport
+from emfed.network.websocket.background import ServerLine
+from emfed.network.websocket.reception import Reception, SiteCall
 
-ROUNDS = 60
+ROUNDS, FITTED = 60, 20
 TURNS = 5
 """Fits without masks and with them that are timed in turn, so that both meet the same load."""
 COLUMNS, COMPONENTS, ROWS = 10, 10, 500
 QUESTION, ANSWER = 200, 17
-"""Bytes of a request and a reply of a typical round."""
+"""Bytes of a message to a site and back, where nothing is computed."""
 CROWD, CROWD_PROCESSES = 1000, 4
-
-
-class Counter:
-    """A door that counts what passes through it, both ways."""
-
-    def __init__(self, port: int) -> None:
-        self._target, self.up, self.down = port, 0, 0
-        self._door = socket.create_server(("127.0.0.1", 0), backlog=1024)
-        self.port = int(self._door.getsockname()[1])
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                near, _ = self._door.accept()
-                try:
-                    far = socket.create_connection(("127.0.0.1", self._target))
-                except OSError:
-                    near.close()
-                    continue
-                for source, sink, name in ((near, far, "up"), (far, near, "down")):
-                    arguments = (source, sink, name)
-                    threading.Thread(target=self._copy, args=arguments, daemon=True).start()
-
-    def _copy(self, source: socket.socket, sink: socket.socket, name: str) -> None:
-        with contextlib.suppress(OSError):
-            while data := source.recv(1 << 16):
-                setattr(self, name, getattr(self, name) + len(data))
-                sink.sendall(data)
-        for end in (source, sink):
-            with contextlib.suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        self._door.close()
+FITS = ((3, 0.0), (10, 0.0), (30, 0.0), (3, 0.05), (10, 0.05))
+"""Sites, and seconds that a line holds all bytes each way."""
+PROCESSES = 10
+"""Processes that sites are in, at most."""
 
 
 @contextlib.contextmanager
@@ -106,13 +81,43 @@ def make_keys(folder: Path, sites: int) -> list[str]:
     return names
 
 
+@final
+class WebSocketPeer(Reception[SiteCall]):
+    """The connections of a relay, and nothing that is said over them."""
+
+    def __init__(self, keys: Path) -> None:
+        self._answers: queue.SimpleQueue[tuple[str, bytes]] = queue.SimpleQueue()
+        super().__init__("127.0.0.1", 0, keys)
+
+    def _meet(self, name: str, process: bytes, digest: bytes, line: ServerLine) -> SiteCall:
+        return SiteCall(name, process, digest, line)
+
+    async def _converse(self, link: SiteCall) -> None:
+        async for data in link.line:
+            assert isinstance(data, bytes)
+            self._answers.put((link.name, data))
+
+    def deliver(
+        self, messages: Mapping[str, bytes], deadline: float
+    ) -> Iterator[tuple[str, bytes]]:
+        """Send a message to each site, and take what they answer."""
+        links = self._links
+
+        async def send() -> None:
+            await asyncio.gather(*(links[name].line.send(one) for name, one in messages.items()))
+
+        self._background.run(send())
+        for _ in messages:
+            yield self._answers.get(timeout=deadline)
+
+
 def listening(kind: str, folder: Path) -> Any:
     """A server of either kind."""
     if kind == "grpc":
         from benchmarks.grpc_peer import GrpcServer
 
         return GrpcServer(folder / "keys")
-    return WebSocketTransport("127.0.0.1", 0, folder / "keys")
+    return WebSocketPeer(folder / "keys")
 
 
 def carrying(kind: str, sites: int, rounds: int = ROUNDS) -> dict[str, Any]:
@@ -120,99 +125,126 @@ def carrying(kind: str, sites: int, rounds: int = ROUNDS) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="emfed-network-") as name:
         folder = Path(name)
         names = make_keys(folder, sites)
-        with listening(kind, folder) as server:
-            counter = Counter(server.port)
-            with peers(kind, counter.port, folder, [names]):
-                server.wait_for(sites, 60)
-                time.sleep(0.3)
-                opening = (counter.up, counter.down)
-                seconds = []
-                for _ in range(rounds):
-                    began = time.perf_counter()
-                    found = dict(server.deliver(dict.fromkeys(names, b"q" * QUESTION), 20))
-                    seconds.append(time.perf_counter() - began)
-                    assert len(found) == sites
-                time.sleep(0.1)
-                each = sites * rounds
-                return {
-                    "engine": kind,
-                    "sites": sites,
-                    "milliseconds": 1e3 * statistics.median(seconds),
-                    "reply": (counter.up - opening[0]) / each,
-                    "request": (counter.down - opening[1]) / each,
-                    "opening_up": opening[0] / sites,
-                    "opening_down": opening[1] / sites,
-                }
+        with (
+            listening(kind, folder) as server,
+            Line(server.port) as line,
+            peers(kind, line.port, folder, [names]),
+        ):
+            server.wait_for(sites, 60)
+            time.sleep(0.3)
+            opening = (line.up, line.down)
+            seconds = []
+            for _ in range(rounds):
+                began = time.perf_counter()
+                found = dict(server.deliver(dict.fromkeys(names, b"q" * QUESTION), 20))
+                seconds.append(time.perf_counter() - began)
+                assert len(found) == sites
+            time.sleep(0.1)
+            each = sites * rounds
+            return {
+                "engine": kind,
+                "sites": sites,
+                "milliseconds": 1e3 * statistics.median(seconds),
+                "up": (line.up - opening[0]) / each,
+                "down": (line.down - opening[1]) / each,
+                "opening_up": opening[0] / sites,
+                "opening_down": opening[1] / sites,
+            }
 
 
-def fitting(sites: int, rounds: int = ROUNDS // TURNS) -> list[dict[str, Any]]:
-    """Real fits, without masks and with them in turn: what a round takes, and how much of it the
-    slowest site computed and synced.
-
-    With masks a site is asked twice in a round: for its numbers, and for their masked form. The
-    rest of a round is its transport; ``ratio`` is that with masks over that without, the median
-    over turns, of which the first is left out: connections and caches are new in it.
-    """
-    found: dict[bool, list[dict[str, Any]]] = {False: [], True: []}
+@contextlib.contextmanager
+def real_sites(
+    tables: Mapping[str, Any], processes: int, columns: Any, delay: float = 0.0
+) -> Iterator[tuple[Any, Line, Path]]:
+    """Sites that have called a relay in this process over a line."""
     with tempfile.TemporaryDirectory(prefix="emfed-network-") as name:
         folder = Path(name)
-        names = make_keys(folder, sites)
-        for site, table in mixture_tables(sites, ROWS, COLUMNS).items():
+        names = make_keys(folder, len(tables))
+        for site, table in zip(sorted(names), tables.values(), strict=True):
             table.write_parquet(folder / f"{site}.parquet")
-        with WebSocketTransport("127.0.0.1", 0, folder / "keys") as server:
-            counter = Counter(server.port)
-            with peers("site", counter.port, folder, [[name] for name in names]):
-                server.wait_for(sites, 60)
-                time.sleep(0.3)
-                for turn, masks in product(range(TURNS + 1), found):
-                    told = one_fit(server, counter, masks, rounds, [folder / n for n in names])
-                    found[masks] += [told] if turn else []
+        groups = [group for i in range(processes) if (group := names[i::processes])]
+        with (
+            emfed.network.listen("127.0.0.1:0", keys=folder / "keys", columns=columns) as sites,
+            Line(sites.port, delay) as line,
+            peers("sites", line.port, folder, groups),
+        ):
+            sites.wait_for(len(names), 300)
+            time.sleep(0.5)
+            yield sites, line, folder
+
+
+def fitting(
+    sites: int, delay: float = 0.0, turns: int = TURNS, rounds: int = FITTED
+) -> list[dict[str, Any]]:
+    """Real fits, without masks and with them in turn: what a round takes, and how much of it the
+    slowest site computed.
+
+    ``ratio`` is a whole round with masks over one without, the median over turns, of which the
+    first is left out: connections and caches are new in it.
+    """
+    found: dict[bool, list[dict[str, Any]]] = {False: [], True: []}
+    tables = mixture_tables(sites, ROWS, COLUMNS)
+    columns = next(iter(tables.values())).columns
+    with real_sites(tables, PROCESSES, columns, delay) as (server, line, folder):
+        for turn, masks in product(range(turns + 1), found):
+            told = one_fit(server, line, masks, rounds, folder)
+            found[masks] += [told] if turn else []
     rows = []
-    for masks, turns in found.items():
-        medians = {name: statistics.median(t[name] for t in turns) for name in turns[0]}
-        rows.append({"sites": sites, "masks": masks, **medians})
+    for masks, own in found.items():
+        medians = {name: statistics.median(t[name] for t in own) for name in own[0]}
+        rows.append({"sites": sites, "delay": delay, "masks": masks, **medians})
     pairs = zip(found[True], found[False], strict=True)
-    rows[1]["ratio"] = statistics.median(a["beside"] / b["beside"] for a, b in pairs)
+    rows[1]["ratio"] = statistics.median(a["milliseconds"] / b["milliseconds"] for a, b in pairs)
     return rows
 
 
-def one_fit(
-    server: WebSocketTransport, counter: Counter, masks: bool, rounds: int, sites: list[Path]
-) -> dict[str, float]:
-    """Milliseconds of a round, those beside the slowest site's steps, and bytes of a site."""
-    moved: list[tuple[int, int]] = []
-    with warnings.catch_warnings():
+def one_fit(server: Any, line: Line, masks: bool, rounds: int, folder: Path) -> dict[str, float]:
+    """Milliseconds of a round, those besides the slowest site's pass, and bytes of a site.
+
+    A round is what passes from the beginning of one pass at a site to that of the next.
+    """
+    with warnings.catch_warnings(), line.watched() as seen:
         warnings.simplefilter("ignore", emfed.EmfedWarning)  # bytes and times, not the fit
         result = emfed.fit(
             emfed.gaussian_mixture(COMPONENTS, "full"),
-            None,
-            emfed.FedEM(emfed.Dithering(4), step_size=0.3),
-            federation=emfed.network.RemoteFederation(server, minimum=len(sites)),
+            server,
             rounds=rounds,
             seed=1,
             tol=0,
+            moves=0,
             masks=masks,
-            callbacks=[lambda record: moved.append((counter.up, counter.down))],
         )
-    asked = rounds * (1 + masks)
-    logs = (site.with_suffix(".steps").read_text(encoding="utf-8").split() for site in sites)
-    steps = [list(map(float, lines[-asked:])) for lines in logs]
-    waits = [max(each) for each in zip(*steps, strict=True)]
-    slowest = [sum(waits[at : at + 1 + masks]) for at in range(0, asked, 1 + masks)]
+    spans = [_spans(path) for path in sorted(folder.glob("*.passes"))]
+    times, sites = [began for began, _ in spans[0][-rounds:]], len(spans)
+    whole = [b - a for a, b in pairwise(times)]
+    passes = [_within(own, times) for own in spans]
+    beside = [a - max(b) for a, b in zip(whole, zip(*passes, strict=True), strict=True)]
     records = [record for record in result.records if record.round > 0]
-    whole = [record.seconds for record in records]
-    beside = [a - b for a, b in zip(whole, slowest, strict=True)][1:]
-    each = len(sites) * (len(records) - 1)
-    ours = [sum(getattr(r, f"bytes_{way}") for r in records[1:]) / each for way in ("up", "down")]
-    wire = [(moved[-1][way] - moved[-len(records)][way]) / each for way in (0, 1)]
+    ours = [sum(getattr(r, f"bytes_{way}") for r in records) for way in ("up", "down")]
+    clock, *counts = np.array(seen).T
+    wire = [np.diff(np.interp([times[0], times[-1]], clock, count)).item() for count in counts]
     return {
         "milliseconds": 1e3 * statistics.median(whole),
         "beside": 1e3 * statistics.median(beside),
-        "up": ours[0],
-        "down": ours[1],
-        "wire_up": wire[0],
-        "wire_down": wire[1],
+        "up": ours[0] / sites / len(records),
+        "down": ours[1] / sites / len(records),
+        "wire_up": wire[0] / sites / len(whole),
+        "wire_down": wire[1] / sites / len(whole),
     }
+
+
+def _spans(path: Path) -> list[tuple[float, float]]:
+    """When a site's passes began and ended."""
+    lines = [line.split() for line in path.read_text(encoding="utf-8").splitlines()]
+    return [(float(began), float(ended)) for began, ended in lines]
+
+
+def _within(spans: list[tuple[float, float]], times: list[float]) -> list[float]:
+    """Seconds that passes took between each two of these times."""
+    return [
+        sum(max(0.0, min(end, after) - max(begin, before)) for begin, end in spans)
+        for before, after in pairwise(times)
+    ]
 
 
 def resident() -> int:
@@ -249,11 +281,13 @@ def crowd(kind: str = "websocket", sites: int = CROWD) -> dict[str, Any]:
                 }
 
 
-def bench_network(sizes: tuple[int, ...] = (3, 10)) -> dict[str, Any]:
-    """All of it."""
+def bench_network(quick: bool = False) -> dict[str, Any]:
+    """All of it; ``quick`` is for a look at whether it runs."""
     kinds = ["websocket"] + (["grpc"] if find_spec("grpc") else [])
+    fits = FITS[:1] if quick else FITS
     return {
-        "carrying": [carrying(kind, sites) for kind in kinds for sites in sizes],
-        "fitting": [row for sites in sizes for row in fitting(sites)],
-        "crowd": [crowd(kind) for kind in kinds],
+        "carrying": [carrying(kind, n) for kind in kinds for n in ((3,) if quick else (3, 10))],
+        "fitting": [row for n, delay in fits for row in fitting(n, delay, 1 if quick else TURNS)],
+        "masks": [rounds_of(*size) for size in SIZES],
+        "crowd": [crowd(kind, 20 if quick else CROWD) for kind in kinds],
     }
