@@ -205,3 +205,11 @@ def test_a_checkpoint_of_many_leads_to_the_same_end(tmp_path: Path) -> None:
     np.testing.assert_array_equal(again.statistics, whole.statistics)
     assert again.ledger.total("up") == whole.ledger.total("up")
     assert again.ledger.total("down") == whole.ledger.total("down")
+
+
+def test_a_fit_that_is_cut_goes_where_its_last_sum_leads() -> None:
+    ends = [
+        emfed.fit(MODEL, DATA, rounds=rounds, seed=1, tol=0).log_likelihood(DATA.rows)
+        for rounds in (0, 1, 2, 4)
+    ]
+    assert ends == sorted(set(ends))
