@@ -15,24 +15,22 @@ from sklearn.decomposition import PCA
 from sklearn.mixture import GaussianMixture
 
 import emfed
-from emfed.core.protocols import WHOLE, Model, Replies, Request, View
-from emfed.fitting.driver import begin_run, start_at
-from emfed.fitting.session import Session
-from emfed.fitting.settings import FitSettings
-from emfed.fitting.starts import search, start_search
+from emfed.aggregation.unmasked import UnmaskedWorkers
+from emfed.core.sums import drive
+from emfed.data.held import HeldWorkers
+from emfed.fitting.ascent import Cohort, Objective
+from emfed.fitting.asks import Statistics
+from emfed.fitting.convergence import Tolerance
+from emfed.fitting.starting import buckets
+from emfed.fitting.starts.merging import MOST_MERGED
 from emfed.fitting.starts.own import own_sketch
 from emfed.fitting.starts.sketch import Sketch, drawn
 from emfed.models.clusters import Buckets, lloyd, seed_centres
-from emfed.models.side_by_side import SideBySide
-from emfed.network import FEDERATIONS, StackedFederation
+from emfed.models.components import SMALLEST_COMPONENT
+from emfed.network import FEDERATIONS
 from emfed.testing import check_model
-from tests.helpers import make_data, make_model, plain_fit
+from tests.helpers import bind, make_data, make_model, plain_fit
 from tests.tables import FAMILIES, mixed_tables
-
-
-def opened(model: Any, tables: Any, seed: int = 0) -> Session:
-    return Session(model, StackedFederation(emfed.data.as_workers(tables)), seed=seed)
-
 
 # k-means as a model.
 
@@ -64,7 +62,7 @@ def test_k_means_in_a_federation_is_that_of_the_pooled_rows() -> None:
 
 @settings(max_examples=25)
 @given(seed=st.integers(0, 10_000), k=st.integers(1, 6))
-def test_lloyd_at_the_server_never_raises_the_inertia(seed: int, k: int) -> None:
+def test_lloyd_on_a_sketch_never_raises_the_inertia(seed: int, k: int) -> None:
     rng = np.random.default_rng(seed)
     points, mass = rng.normal(size=(20, 3)), rng.dirichlet(np.ones(20))
     several = seed_centres(mass, points, k, seed, range(3))
@@ -155,8 +153,7 @@ def test_the_start_of_many_workers_is_small() -> None:
 def test_a_fit_of_one_more_component_may_begin_at_a_split(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without lucky attempts of its own it still is no worse than the fit before it."""
     rows, _ = datasets.make_blobs(600, 2, centers=6, cluster_std=0.4, random_state=3)
-    session = opened(SideBySide(tuple(emfed.gaussian_mixture(k) for k in range(2, 8))), [rows])
-    models = [session.bound.part(j) for j in range(6)]
+    models = [bind(emfed.gaussian_mixture(k), [rows]) for k in range(2, 8)]
     frame = models[0].clusters(1).frame
     sketch = Sketch((rows - frame.origin) / frame.scale, rows, np.full(600, 1 / 600))
     far = np.zeros((7, 2)) + np.arange(7)[:, None] * 1e-3
@@ -175,37 +172,22 @@ def test_a_fit_of_one_more_component_may_begin_at_a_split(monkeypatch: pytest.Mo
 # Privacy.
 
 
-def listen(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Model, Request, Replies]]:
-    """Everything that workers of stacked federations upload in exchanges."""
-    heard: list[Any] = []
-    plain = StackedFederation.exchange
-
-    def exchange(self: Any, request: Request) -> Replies:
-        replies = plain(self, request)
-        heard.append((self._model, request, replies))
-        return replies
-
-    monkeypatch.setattr(StackedFederation, "exchange", exchange)
-    return heard
-
-
-def test_no_worker_speaks_of_a_single_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What leaves a worker before the first round are sums over at least two of its rows."""
-    heard = listen(monkeypatch)
+def test_buckets_of_one_or_two_rows_of_all_are_not_split_and_not_sketched() -> None:
     tables = make_data(5, sizes=(9, 14, 6, 40), k=4)
-    search(opened(emfed.gaussian_mixture(4, "full"), tables), [0], "k-means")
-    buckets = [entry for entry in heard if isinstance(entry[0], Buckets)]
-    assert len(buckets) >= 3
-    for model, request, _ in buckets:
-        assert model.inner.smallest == 2
-        for worker, rows in enumerate(tables):
-            said = model.layout.split(model.expected_statistics(rows, request.params))
-            centres = emfed.models.Centres(request.params.centres)
-            nearest = model.inner.responsibilities(rows, centres).argmax(axis=1)
-            members = np.bincount(nearest, minlength=model.most)
-            told = said["mass"] > 0
-            assert np.all(members[told] >= 2), worker
-            np.testing.assert_allclose(said["mass"][told], members[told] / len(rows))
+    far = np.array([[90.0, 90.0], [91.0, 90.0]])
+    tables[2][:2] = far
+    sums = UnmaskedWorkers(HeldWorkers(emfed.data.as_workers(tables)))
+    asked: list[Statistics] = []
+
+    def answer(ask: Any) -> Any:
+        asked.append(ask)
+        return sums(ask)
+
+    model = bind(emfed.gaussian_mixture(4, "full"), tables)
+    mass, _ = drive(buckets(Objective(model, Cohort(4, 69.0), Tolerance(1e-6)), 0), answer)
+    assert len(asked) >= 3
+    shares = [mass, *(ask.model.held(ask.statistics)[0] for ask in asked)]
+    assert min(share.min() for share in shares) * 69 > SMALLEST_COMPONENT - 1e-2
 
 
 def test_models_that_clusters_cannot_start_say_so() -> None:
@@ -250,45 +232,6 @@ def test_columns_of_any_family_start_from_clusters() -> None:
     assert run.ledger.summary()["start"]["up"]["messages"] == 0
 
 
-# Sharing rounds.
-
-
-def test_models_side_by_side_move_as_they_would_alone() -> None:
-    tables = make_data(7)
-    models = (emfed.gaussian_mixture(2, "diag"), emfed.gaussian_mixture(3, "diag"))
-    run = begin_run(
-        settings := FitSettings(SideBySide(models), algorithm=emfed.EM(), start="moments", seed=4),
-        session := opened(SideBySide(models), tables, seed=4),
-        (view := View((0, 1), watched=True)),
-        start_at(settings, session, (0, 1), view),
-    )
-    for _ in range(15):
-        run.step()
-    rows = np.concatenate(tables)
-    for j, model in enumerate(models):
-        alone = plain_fit(model, tables, seed=4, rounds=15)
-        cut = run.model.cuts[j]
-        np.testing.assert_allclose(run.state.statistics[cut], alone.statistics, atol=1e-12)
-        before = plain_fit(model, tables, seed=4, rounds=14)
-        value = run.model.values(run.state.statistics)[j, 0]
-        assert value == pytest.approx(before.log_likelihood(rows), abs=1e-12)
-
-
-def test_one_candidate_in_trouble_does_not_hold_up_the_others() -> None:
-    tables = make_data(8)
-    model = emfed.gaussian_mixture(3, "full", covariance_floor=0.0)
-    session = opened(SideBySide((model, model)), tables)
-    bound = session.view(WHOLE)
-    fine = bound.models[0].statistics_of(bound.models[0].start(0))
-    after = session.ask("statistics", WHOLE, bound.maximize(bound.join([fine, fine])))
-    broken = after.copy()
-    broken[bound.cuts[1]] = -1.0
-    before = bound.join([fine, fine])
-    moved = bound.protect(before, broken)
-    np.testing.assert_array_equal(moved[bound.cuts[0]], after[bound.cuts[0]])
-    assert bound.inside(moved)
-
-
 @pytest.mark.parametrize("federation", ["stacked", "loop"])
 def test_a_search_is_charged_and_repeatable(federation: Any) -> None:
     tables = FEDERATIONS[federation](emfed.data.as_workers(make_data(9, sizes=(50, 70, 60))))
@@ -315,29 +258,13 @@ def test_loop_and_stacked_find_the_same_start() -> None:
     np.testing.assert_allclose(found[0].statistics, found[1].statistics, rtol=1e-8, atol=1e-10)
 
 
-@pytest.mark.parametrize("n_init", [1, 2])
-def test_very_many_workers_are_represented_by_some(
-    n_init: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(start_search, "PANEL", 40)
-    monkeypatch.setattr(start_search, "PANEL_ROWS", 300)
-    rng = np.random.default_rng(0)
-    rows = rng.normal(size=(1200, 2)) + 8 * rng.integers(0, 3, size=(1200, 1))
-    tables = [*np.split(rows[:1000], 500), rows[1000:]]  # one holds a sixth of all rows
-    session = opened(emfed.gaussian_mixture(3, "spherical"), tables)
-    who = start_search._panel(session)
-    panel = who.draw(0, 1, 501)
-    p = who.probabilities(panel, 501)
-    np.testing.assert_allclose((session.weights[panel] / p).sum(), 1)
-    assert 500 in panel
-    assert len(panel) == 125
-    (found,) = search(session, [0], "k-means", n_init)
-    model = session.bound.part(0)
-    means = model.to_user(model.maximize(found)).means
+def test_very_many_workers_find_clusters_by_sums() -> None:
+    rng, count = np.random.default_rng(0), MOST_MERGED + 1
+    rows = rng.normal(size=(count, 2)) + 8 * rng.integers(0, 3, size=(count, 1))
+    tables = emfed.data.WorkerData(rows, np.arange(count + 1))
+    run = emfed.fitting.open_run(emfed.gaussian_mixture(3, "spherical"), tables, seed=1)
+    means = run.model.to_user(run.params).means
     np.testing.assert_allclose(np.sort(means[:, 0]), [0, 8, 16], atol=1)
-    if n_init == 1:  # of several starts everyone is asked for the likelihoods
-        up = session.ledger.to_frame().filter(kind="start", direction="up")
-        assert up["worker"].to_list() == panel.tolist()
 
 
 def test_a_race_keeps_a_good_start() -> None:
@@ -401,8 +328,7 @@ def test_equal_weights_draw_the_rows_that_no_weights_draw(count: int) -> None:
     drawn_rows = []
     for weights in (None, np.ones(count), np.full(count, 0.5)):
         workers = emfed.data.as_workers(rows, sample_weight=weights)
-        session = Session(emfed.gaussian_mixture(2), StackedFederation(workers), seed=1)
-        drawn_rows.append(own_sketch(workers, session.bound.part(0), 1))
+        drawn_rows.append(own_sketch(workers, bind(emfed.gaussian_mixture(2), [rows]), 1))
     for other in drawn_rows[1:]:
         np.testing.assert_array_equal(other.rows, drawn_rows[0].rows)
         np.testing.assert_allclose(other.weights, drawn_rows[0].weights, rtol=1e-12)
