@@ -71,6 +71,9 @@ class Registry(Mapping[str, Callable[..., Made]], Generic[Made]):
     def __getitem__(self, name: str) -> Callable[..., Made]:
         return self._makers[name]
 
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and name in self._makers  # words of others may be lists
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._makers)
 

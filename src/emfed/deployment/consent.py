@@ -438,7 +438,8 @@ def _has_room(terms: OwnerTerms, agreement: Agreement) -> str:
     """
     rows, limit = terms.rows, terms.rules.largest_model
     if limit is None:
-        private = "epsilon" in ((agreement.program or {}).get("fit") or {})
+        fit = (agreement.program or {}).get("fit")
+        private = isinstance(fit, Mapping) and "epsilon" in fit
         cells = 0 if agreement.masked or private else int(rows.data.counts.sum()) * rows.width
         limit = max(LARGEST_MODEL, PER_CELL * cells)
     needed = counts_named((agreement.program or {}).get("model")) * rows.width
