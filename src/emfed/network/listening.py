@@ -9,7 +9,13 @@ from abc import abstractmethod
 from pathlib import Path
 from typing import TypeVar, final
 
-from emfed.core.errors import CheckpointError, ParticipationError, SettingsError, check_count
+from emfed.core.errors import (
+    CheckpointError,
+    FederationError,
+    ParticipationError,
+    SettingsError,
+    check_count,
+)
 from emfed.network.addresses import split_address
 from emfed.network.exchange.followed import Consent, Ended, MemberStore
 from emfed.network.exchange.frames import new_run
@@ -112,7 +118,8 @@ class RemoteSites(LiveSites):
             raise
         if thread.error is not None:
             raise thread.error
-        assert thread.end is not None
+        if thread.end is None:
+            raise FederationError("the sites were closed before the fit had ended.")
         return thread.end, conductor
 
     def close(self) -> None:
