@@ -148,7 +148,7 @@ OTHER = '[model]\nkind = "factor-analysis"\nn_factors = 1\n'
 def test_while_a_run_waits_for_a_site_everyone_sees_for_whom_until_when_and_what_then(
     tmp_path: Path,
 ) -> None:
-    with Deployed(tmp_path, "wait_for = 20.0" + LONG, tables(4)) as deployed:
+    with Deployed(tmp_path, "wait_for = 15.0" + LONG, tables(4)) as deployed:
         server, sites = deployed.serve(), deployed.join_all()
         until(lambda: rounds(deployed) > 2)
         sites["s2"].end()
@@ -156,15 +156,15 @@ def test_while_a_run_waits_for_a_site_everyone_sees_for_whom_until_when_and_what
         why = deployed.status["why"]
         assert "no word from s2; the others go on without at " in why
         assert "`emfed control expel` goes on at once" in why
-        assert "[sites] wait_for = 20" in why
+        assert "[sites] wait_for = 15" in why
         until(lambda: deployed.status["counted"]["sites"] == 3)
-        assert "away for more than 20 s" in deployed.status["refusals"]["s2"]
+        assert "away for more than 15 s" in deployed.status["refusals"]["s2"]
         change_orders(tmp_path / "run", finish=True)
         server.wait()
 
 
 def test_a_run_whose_sites_refuse_ends_with_words_and_can_be_resumed(tmp_path: Path) -> None:
-    with Deployed(tmp_path, "give_up_refused = 0.5") as deployed:
+    with Deployed(tmp_path, "give_up_refused = 2.0") as deployed:
         careful = SiteRules(models=["hidden-markov"])
         server = deployed.serve()
         sites = {name: deployed.join(name, careful) for name in deployed.tables}
