@@ -394,6 +394,8 @@ class CodedSum:
     ) -> FloatArray:
         """What the memories of workers move by, if these are counted."""
         assert isinstance(one.ask, OfWorkers)
+        if not len(values):
+            return values
         moved = one.ask.kept(_rates(values, one.step)[:, None] * values)
         return moved + np.where(new[:, None], one.ask.origin(totals), 0.0)
 
