@@ -96,6 +96,9 @@ class Method:
         |H|^2 below which a fit has converged; 0: it never has.
     number : int
         Which ascent of the fit these rounds are: workers keep a memory for each.
+    patience : int or None
+        Rounds in a row that a worker may miss before all memories begin again at zero, the only one
+        that keeps its share of V being who is away; None: any number.
     """
 
     model: Model
@@ -106,6 +109,15 @@ class Method:
     seed: int = 0
     small: float = 0.0
     number: int = 0
+    patience: int | None = None
+
+    def late(self, server: Server, arrived: IntArray) -> bool:
+        """Whether V holds the memory of a worker that has been away for too long."""
+        if self.patience is None or not len(arrived):
+            return False
+        missed = server.round - server.counted >= self.patience
+        missed[arrived] = False
+        return bool(missed[server.counted != NOT_COUNTED].any())
 
 
 @final
@@ -252,13 +264,15 @@ def step_of(
 ) -> tuple[Step, FloatArray]:
     """The server's side of a round, lines 13 to 17: what it says, and V.
 
-    A worker that was drawn and whose reply is missing counts as not drawn. Where one has lost its
-    memory, or the server V, all begin at zero again.
+    A worker that was drawn and whose reply is missing counts as not drawn, unless nobody replies:
+    then nothing moves. Where one has lost its memory, or the server V, all begin at zero again.
     """
     method, server = ask.method, ask.server
     settings, k = method.settings, server.round
     if memory is None:
         return Step(anew=True), np.zeros_like(server.statistics)
+    if len(ask.workers) and not len(replies.workers) and not len(replies.lost):
+        return Step(), memory
     weights, p = replies.totals / method.rows, np.ones(len(replies.workers))
     if k:
         p = method.participation.probabilities(replies.workers, method.workers)
@@ -277,7 +291,7 @@ def step_of(
         calm = min(server.calm + 1, SMALL_ROUNDS) * (small and len(replies.workers) > 0)
         step = Step(code, hits, squared, gain, calm)
     memory = memory + (weights * replies.rates) @ values  # line 16: V
-    if len(replies.lost):
+    if len(replies.lost) or method.late(server, replies.workers):
         step, memory = replace(step, anew=True), 0 * memory
     return step, memory
 

@@ -15,7 +15,7 @@ from typing import Any, final
 
 import numpy as np
 
-from emfed.algorithms import paper
+from emfed.algorithms import Everyone, paper
 from emfed.algorithms.base import CompressedEM
 from emfed.algorithms.vr_fed_em import VRFedEM
 from emfed.core.errors import SettingsError
@@ -157,6 +157,7 @@ def rounds_of(settings: FitSettings) -> Way:
             settings.seed,
             small,
             number,
+            settings.patience if isinstance(settings.who(), Everyone) else None,
         )
         ended = yield from paper.rounds(method, paper.Server.begun(method, start))
         here = ended.statistics
