@@ -234,7 +234,7 @@ class Course(Chronicle):
         masked = bool(settings.masks)
         self.sums: SimulatedSums | UnmaskedWorkers = (
             self.unmasked
-            if n > 1 and (settings.masks is False or are_many(n, masked))
+            if n > 1 and (settings.masks is False or present is not None or are_many(n, masked))
             else SimulatedSums(workers, n, settings.seed, self.ledger, masked)
         )
         self.known_sums = KnownSums(self._about())

@@ -64,16 +64,21 @@ class FaultPlan:
                 check_count("away until exchange", last, first)
 
     def presence(self, workers: int) -> Presence:
-        """Whose messages arrive, of so many; what is no round is repeated until it is whole."""
+        """Whose messages arrive, of so many workers.
+
+        The opening waits for all of them. What else is no round lacks those that are away.
+        """
         everyone = np.arange(workers, dtype=np.int64)
 
         def present(ask: Any, exchange: int) -> Present:
-            if ask.purpose != "round":
-                return Present(everyone, everyone)
-            u = uniforms(self.seed, exchange, Purpose.FAULTS, everyone, 3)
-            deaf, mute = u[:, 0] < self.lose_request, u[:, 1] < self.lose_reply
+            deaf = np.zeros(workers, dtype=bool)
             for worker, (first, last) in self.away.items():
-                deaf[worker] |= first <= exchange and (last is None or exchange < last)
+                deaf[worker] = first <= exchange and (last is None or exchange < last)
+            if ask.purpose != "round":
+                here = everyone if ask.purpose == "opening" else everyone[~deaf]
+                return Present(here, here)
+            u = uniforms(self.seed, exchange, Purpose.FAULTS, everyone, 3)
+            deaf, mute = deaf | (u[:, 0] < self.lose_request), u[:, 1] < self.lose_reply
             return Present(
                 np.flatnonzero(~deaf),
                 np.flatnonzero(~(deaf | mute)),
