@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Self, final
 
 import numpy as np
@@ -82,10 +83,23 @@ class Chart:
             step = STEP
         return cls(model, statistics, basis)
 
+    @cached_property
+    def _white(self) -> FloatArray:
+        """The basis in the metric."""
+        metric = self.model.metric(self.model.maximize(self.statistics))
+        return np.asarray(metric.whiten(self.basis))
+
     def questions(self) -> list[Any]:
-        """Parameters to ask everyone about: where the fit is, then a step along each direction."""
-        there = [self.statistics, *(self.statistics + ASKED_STEP * self.basis)]
-        return [self.model.maximize(point) for point in there]
+        """Parameters to ask everyone about: where the fit is, then steps within the basis.
+
+        They go along the axes of the metric, as far as these lie within the space of the basis.
+        The basis itself turns with roundings where directions are alike, and all members must ask
+        the same.
+        """
+        orthonormal, _ = np.linalg.qr(self._white.T)
+        metric = self.model.metric(self.model.maximize(self.statistics))
+        steps = ASKED_STEP * np.asarray(metric.unwhiten(orthonormal @ orthonormal.T))
+        return [self.model.maximize(at) for at in (self.statistics, *(self.statistics + steps))]
 
     def root(self, answers: FloatArray, samples: float) -> tuple[FloatArray, float]:
         """R, from everyone's statistics at `questions`; and the smallest share of information.
@@ -94,7 +108,8 @@ class Chart:
         least about. It is positive where the fit is a maximum that the rows determine.
         """
         moved = np.zeros_like(self.basis)  # constants of the data do not follow the parameters
-        moved[:, : answers.shape[1]] = (answers[1:] - answers[0]) / ASKED_STEP
+        along_axes = (answers[1:] - answers[0]) / ASKED_STEP
+        moved[:, : answers.shape[1]] = self._white @ along_axes
         found = _slopes(self.model, self.statistics, self.basis, self.basis - moved, STEP)
         values, vectors = np.linalg.eigh((found + found.T) / 2)
         scale = 1 / np.sqrt(samples * np.maximum(values, LEAST))
