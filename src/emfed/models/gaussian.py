@@ -43,7 +43,7 @@ from emfed.models.components import (
     keep_dying,
 )
 from emfed.models.devices import MOST_COMPONENTS, Features, Pass, Ragged, Second, sweep
-from emfed.models.matrices import outer, pack, triangle, unpack
+from emfed.models.matrices import axes, outer, pack, triangle, unpack
 from emfed.models.metric import GaussianMetric
 from emfed.models.mixture import MixtureModel
 from emfed.models.parameters import (
@@ -396,7 +396,7 @@ class GaussianMixture(MixtureModel):
         axis = attempt // int((~empty).sum()) % d
         for new, old in zip(*halved(size, empty, attempt), strict=True):
             if shapes.ndim == 3:
-                values, vectors = np.linalg.eigh(shapes[old])
+                values, vectors = axes(shapes[old])
                 step = APART * np.sqrt(values[-1 - axis]) * vectors[:, -1 - axis]
                 shapes[old] -= np.outer(step, step)
             else:

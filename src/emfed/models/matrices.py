@@ -65,3 +65,10 @@ def raise_eigenvalues(matrices: FloatArray, floor: float) -> FloatArray:
     lifted = (vectors * np.maximum(values, floor)[..., None, :]) @ np.swapaxes(vectors, -1, -2)
     short = np.asarray((values < floor).any(axis=-1))[..., None, None]
     return np.where(short, lifted, matrices)
+
+
+def axes(matrix: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Eigenvalues and eigenvectors, whose signs follow from the matrix and from no processor."""
+    values, vectors = np.linalg.eigh(matrix)
+    along = np.sqrt(2.0 + np.arange(len(matrix))) @ vectors  # of no vector that symmetry makes it 0
+    return values, np.where(along < 0, -vectors, vectors)

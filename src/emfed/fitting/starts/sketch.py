@@ -230,6 +230,16 @@ def _power(moment: FloatArray, exponent: float) -> FloatArray:
     return np.asarray((vectors * np.maximum(values, least) ** exponent) @ vectors.T)
 
 
+def _root(moment: FloatArray, narrowest: float) -> FloatArray:
+    """The symmetric root of a matrix whose eigenvalues are at least so large.
+
+    Any other root would turn with the directions of equal eigenvalues, which are of chance: what
+    is drawn would differ between processors.
+    """
+    values, vectors = np.linalg.eigh(moment)
+    return np.asarray((vectors * np.sqrt(np.maximum(values, narrowest))) @ vectors.T)
+
+
 NARROW_COLUMN = 1e-4
 """The variance of a column beside that of the widest from which on all are drawn in units of their
 own: eigenvalues are right to 1e-16 of the largest, and columns of seconds stand beside hours."""
@@ -275,8 +285,7 @@ def drawn(
         within = np.diag(spread * np.sqrt(np.maximum(values, narrowest)))
     elif whole is not None:  # in units of the spread of all rows in that direction
         inverse = _power(whole, -0.5)
-        values, vectors = np.linalg.eigh(np.eye(d) - inverse @ between @ inverse)
-        within = _power(whole, 0.5) @ vectors * np.sqrt(np.maximum(values, narrowest))
+        within = _power(whole, 0.5) @ _root(np.eye(d) - inverse @ between @ inverse, narrowest)
     wide = np.ones(len(mass))
     if len(mass) > 1:
         apart = ((means[:, None] - means) ** 2).sum(axis=-1)
