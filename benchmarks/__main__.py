@@ -52,6 +52,7 @@ from benchmarks.occupancy import bench_coverage_of_errors, bench_unmarked
 from benchmarks.on_sums import bench_on_sums
 from benchmarks.page import write_page
 from benchmarks.privacy import EPSILONS, NONE, bench_audit, bench_privacy, bench_private_start
+from benchmarks.processors import bench_processors
 from benchmarks.right import bench_right
 from benchmarks.rounds import bench_rounds
 from benchmarks.scale import bench_scale
@@ -404,6 +405,24 @@ def on_sums(console: Console) -> list[dict[str, Any]]:
         for row in rows
     ]
     show(console, "The fit on sums, beside scikit-learn", headings, lines)
+    return rows
+
+
+def processors(console: Console) -> list[dict[str, Any]]:
+    """Whether members with other linear algebra follow one fit."""
+    rows = list(bench_processors())
+    lines = [
+        (
+            r["processor"],
+            r["fits"],
+            r["sums"],
+            r["compared_again"],
+            ", ".join(r["parted"]) or "none",
+        )
+        for r in rows
+    ]
+    headings = ("kernels of", "fits", "sums", "compared again", "parted")
+    show(console, "The sums of masked fits, followed by other processors", headings, lines)
     return rows
 
 
@@ -825,26 +844,19 @@ def answer_network(
     return rows
 
 
-def figure(
-    console: Console, keep: Path | None = None, minutes: float = np.inf
-) -> list[dict[str, Any]]:
+def figure(console: Console) -> list[dict[str, Any]]:
     """README's figure: all bytes until the pooled answer, from knowing nothing."""
-    began = time.monotonic()
-    rows = bench_figure(keep, minutes)
+    rows = bench_figure()
     if not rows:
         console.print("README's figure: set EMFED_DATA to the folder of real data.")
     lines = [
-        (
-            row["run"],
-            row["rounds"] or "-",
-            *("-" if row[way] is None else f"{row[way]:,.0f}" for way in ("up", "down")),
-            " ".join(str(one or "-") for one in row.get("each", ())),
-        )
+        (row["run"], row["rounds"] or "-", f"{row['up']:,.0f}", f"{row['down']:,.0f}")
         for row in rows
+        if row["up"] is not None
     ]
-    title = f"{SET}: bytes of a worker until within {NATS:g} nats of pooled EM, median of seeds"
-    show(console, title, ("run", "rounds", "up", "down", "rounds of each seed"), lines)
-    if pairs := bench_pairs(keep, minutes - (time.monotonic() - began) / 60):
+    title = f"{SET}: bytes of a worker until within {NATS:g} nats of pooled EM"
+    show(console, title, ("run", "rounds", "up", "down"), lines)
+    if pairs := bench_pairs():
         show_pairs(console, pairs)
     return rows
 
@@ -1011,6 +1023,7 @@ SECTIONS: dict[str, Callable[[Console], Any]] = {
     "estimators": estimators,
     "ends": lambda console: counts(console, (2, 4, 8), 1, 1000),
     "on-sums": on_sums,
+    "processors": processors,
     "right": right,
     "ablation": ablation,
     "hostile": hostile,
@@ -1095,7 +1108,6 @@ def main() -> None:
         "estimators": partial(estimators, keep=arguments.keep, minutes=arguments.minutes),
         "hostile": partial(hostile, keep=arguments.keep, minutes=arguments.minutes),
         "privacy": partial(privacy, keep=arguments.keep, minutes=arguments.minutes),
-        "figure": partial(figure, keep=arguments.keep, minutes=arguments.minutes),
         "answer": partial(answer, keep=arguments.keep, minutes=arguments.minutes),
         "answer-network": partial(answer_network, keep=arguments.keep, minutes=arguments.minutes),
         "imputation": partial(imputation, keep=arguments.keep, minutes=arguments.minutes),

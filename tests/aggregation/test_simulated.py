@@ -34,8 +34,8 @@ class Given(Ask):
     def words(self) -> str:
         return "numbers"
 
-    def digest(self) -> bytes:
-        return b"given"
+    def about(self) -> tuple[bytes]:
+        return (b"given",)
 
 
 class NoRows:

@@ -58,17 +58,33 @@ class Waves(Ask):
     def words(self) -> str:
         return "cosines"
 
-    def digest(self) -> bytes:
-        return hashlib.blake2b(self.state.tobytes(), digest_size=16).digest()
+    def about(self) -> tuple[FloatArray]:
+        return (self.state,)
+
+
+class Parted(Waves):
+    """The same, of a member that finds itself alone at the first place."""
+
+    first = b""
+
+    def digest(self, place: bytes = b"") -> bytes:
+        self.first = self.first or place
+        return bytes(16) if place and place == self.first else super().digest(place)
 
 
 @dataclass(frozen=True)
 class Toy:
-    """A fit of so many exchanges; ``small`` gives one of them too little room."""
+    """A fit of so many exchanges; ``small`` gives one of them too little room.
+
+    A member with ``dust`` has other roundings of what it asks; for one that is ``parted`` there is
+    a cut between its numbers and all others', at the first place where they are compared.
+    """
 
     exchanges: int = 6
     small: int = -1
     size: int = 4
+    dust: float = 0.0
+    parted: int = -1
 
     def begin(
         self, sites: tuple[str, ...], state: bytes, place: bytes, comings: Comings = EVERYONE
@@ -83,7 +99,8 @@ class Toy:
             for exchange in range(self.exchanges):
                 reach = 2e-3 if exchange == self.small else 1.0
                 precision = Precision(np.array(2.0**-12), total * reached, np.array(total * reach))
-                told = yield Waves(np.round(at + reached, 6), precision)
+                kind = Parted if exchange == self.parted else Waves
+                told = yield kind(np.round(at + reached, 6) * (1 + self.dust), precision)
                 reached = told.value / told.rows
         except Finish:
             pass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -32,16 +33,23 @@ join(address, table, f"{folder}/site-{name}", roster=f"{folder}/keys/sites", rul
 """
 
 
-def start_site(name: str, address: str, folder: Path) -> subprocess.Popen[bytes]:
+def start_site(
+    name: str, address: str, folder: Path, environment: Mapping[str, str] | None = None
+) -> subprocess.Popen[bytes]:
     """A site that follows what it is asked to, until it is killed."""
     return subprocess.Popen(
-        [sys.executable, "-c", SITE, name, address, str(folder)], stderr=subprocess.DEVNULL
+        [sys.executable, "-c", SITE, name, address, str(folder)],
+        stderr=subprocess.DEVNULL,
+        env=os.environ | dict(environment or {}),
     )
 
 
 @contextlib.contextmanager
 def real_sites(
-    data: Mapping[str, Any], folder: Path, children: dict[str, Any] | None = None
+    data: Mapping[str, Any],
+    folder: Path,
+    children: dict[str, Any] | None = None,
+    environments: Mapping[str, Mapping[str, str]] | None = None,
 ) -> Iterator[ListeningSites]:
     """One process for each table, with keys and TLS, whose owners allow everything.
 
@@ -54,7 +62,8 @@ def real_sites(
     children = {} if children is None else children
     with listen("127.0.0.1:0", keys=folder / "keys", columns=columns) as sites:
         for name in data:
-            children[name] = start_site(name, f"127.0.0.1:{sites.port}", folder)
+            own = (environments or {}).get(name)
+            children[name] = start_site(name, f"127.0.0.1:{sites.port}", folder, own)
         try:
             sites.wait_for(len(data), 60.0)
             yield sites

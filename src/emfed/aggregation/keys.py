@@ -67,7 +67,10 @@ class Member:
 @final
 @dataclass(frozen=True)
 class Context:
-    """All that keys of one sum depend on, besides secrets and the lattice.
+    """All that keys of one sum depend on, besides secrets and the lattice; and its state.
+
+    What is asked follows from the settings and the chain, so keys need no more. Sites compare what
+    each has come to: their processors may round otherwise.
 
     Parameters
     ----------
@@ -84,7 +87,7 @@ class Context:
     head : bytes
         The head of the chain of all sums and events so far.
     state : bytes
-        The digest of what is asked (`Ask.digest`).
+        The digest of what is asked (`Ask.digest`): no key depends on it.
 
     Examples
     --------
@@ -113,8 +116,8 @@ class Context:
         """The sites of the set."""
         return [member.name for member in self.members]
 
-    def place(self) -> bytes:
-        """The digest of all but the state, which sites compare under it."""
+    def digest(self) -> bytes:
+        """The digest of all but the state."""
         members = [_fields(m.name.encode(), m.nonce, m.rows) for m in self.members]
         about = _fields(
             self.settings,
@@ -124,10 +127,6 @@ class Context:
             self.head,
         )
         return hashlib.sha256(b"emfed 2 context" + about).digest()
-
-    def digest(self) -> bytes:
-        """The digest of everything."""
-        return hashlib.sha256(_fields(self.place(), self.state)).digest()
 
 
 @final
@@ -279,7 +278,7 @@ class MemberKeys:
 
     def digest(self, context: Context) -> bytes:
         """Of the state, for sites to compare: the relay sees whether two are equal, and no more."""
-        key = _derive(self.group.tag, context.place(), b"state")
+        key = _derive(self.group.tag, context.digest(), b"state")
         return hmac.digest(key, context.state, "sha256")[:DIGEST_BYTES]
 
     def _tag_key(self, about: bytes, lattice: Lattice) -> TagKey:

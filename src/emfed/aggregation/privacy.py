@@ -16,7 +16,7 @@ import numpy as np
 from emfed.core.errors import FederationError, SettingsError
 from emfed.core.noise import NoiseKey, NoisyAsk, PlainRows
 from emfed.core.privacy import discrete_gaussian
-from emfed.core.sums import Ask, FloatArray, IntArray, Mean, Rows, SummedWorkers
+from emfed.core.sums import Ask, FloatArray, IntArray, Mean, Rows, SummedWorkers, Told
 
 PRIVATE = "this fit is private: every answer in it has noise."
 
@@ -48,9 +48,9 @@ class WithoutNoise(Ask):
         """In words."""
         return self.ask.words()
 
-    def digest(self) -> bytes:
-        """That of the ask."""
-        return self.ask.digest()
+    def about(self) -> tuple[Told, ...]:
+        """What the ask is about."""
+        return self.ask.about()
 
 
 @final

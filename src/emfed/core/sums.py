@@ -30,6 +30,40 @@ Mean = Callable[[Any, Any], FloatArray]
 all are 1, to the weighted mean over the rows of each worker, ``(workers, numbers)``."""
 
 
+Told = bytes | NDArray[Any]
+AGREED_BITS = 18
+"""Numbers agree where they differ by 2^-18 of the largest one beside them. Roundings of linear
+algebra, which differ between processors, are about 2^-45; another choice is far more
+(`python -m benchmarks processors`)."""
+
+
+def agreed_digest(place: bytes, *told: Told) -> bytes:
+    """16 bytes of what members tell, equal where bytes and whole numbers are, and doubles agree.
+
+    Doubles are cut to multiples of 2^-`AGREED_BITS` of the largest of all. ``place`` says where
+    the cuts lie: two numbers that agree and have a cut between them at one place, which is rare,
+    have none at nearly all others.
+    """
+    found = hashlib.blake2b(digest_size=16)
+    where = hashlib.blake2b(place, digest_size=8).digest()
+    cut = int.from_bytes(where, "little") / 2.0**64
+    doubles = [one for one in told if isinstance(one, np.ndarray) and one.dtype.kind == "f"]
+    most = max(
+        (float(np.abs(one[np.isfinite(one)]).max(initial=0.0)) for one in doubles), default=0
+    )
+    unit = np.ldexp(1.0, round(float(np.log2(most))) - AGREED_BITS) if most > 0 else 1.0
+    for one in told:
+        data = one
+        if isinstance(data, np.ndarray) and data.dtype.kind == "f":
+            finite = np.isfinite(data)
+            cuts = np.floor(np.where(finite, data, 0.0) / unit + cut).astype(np.int64)
+            data = np.where(finite, cuts, np.iinfo(np.int64).max)
+        if isinstance(data, np.ndarray):
+            data = np.ascontiguousarray(data).tobytes()
+        found.update(len(data).to_bytes(8, "little") + data)
+    return found.digest()
+
+
 class Pick(Protocol):
     """Which rows of a worker are meant, by their numbers there: every worker knows by itself.
 
@@ -166,8 +200,12 @@ class Ask(ABC):
         """What is asked, for the owner's journal."""
 
     @abstractmethod
-    def digest(self) -> bytes:
+    def about(self) -> tuple[Told, ...]:
         """What all members must agree on before they add: the state that the ask is about."""
+
+    def digest(self, place: bytes = b"") -> bytes:
+        """16 bytes of it, which members compare at a place of the fit; see `agreed_digest`."""
+        return agreed_digest(place, *self.about())
 
 
 @dataclass(frozen=True, eq=False)
@@ -331,13 +369,10 @@ class Gather(ABC):
         """What is asked, for the owner's journal."""
         return f"what {type(self).__name__.lower()} tell of this site's rows"
 
-    def digest(self) -> bytes:
-        """What all members must agree on before they answer."""
-        found = hashlib.blake2b(type(self).__name__.encode(), digest_size=16)
+    def digest(self, place: bytes = b"") -> bytes:
+        """What all members must agree on before they answer; see `agreed_digest`."""
         arrays = self.state.arrays() if isinstance(self, Resumable) else {}
-        for array in (self.workers, *arrays.values()):
-            found.update(np.ascontiguousarray(array).tobytes())
-        return found.digest()
+        return agreed_digest(place, type(self).__name__.encode(), self.workers, *arrays.values())
 
     @abstractmethod
     def fields(self) -> dict[str, Any]:
@@ -530,10 +565,9 @@ class Gathers:
         """What is asked, for the owner's journal."""
         return "; ".join(one.words() for one in self.gathers)
 
-    def digest(self) -> bytes:
+    def digest(self, place: bytes = b"") -> bytes:
         """Those of all of them."""
-        told = b"".join(one.digest() for one in self.gathers)
-        return hashlib.blake2b(told, digest_size=16).digest()
+        return agreed_digest(b"", *(one.digest(place) for one in self.gathers))
 
     @property
     def workers(self) -> IntArray:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -12,9 +11,8 @@ from typing import Any, final
 import numpy as np
 
 from emfed.core.protocols import Metric, Model
-from emfed.core.sums import Ask, FloatArray, IntArray, LastSum, Precision, Rows, Sum
+from emfed.core.sums import Ask, FloatArray, IntArray, LastSum, Precision, Rows, Sum, Told
 from emfed.models.matrices import unpack
-from emfed.network.scoring import digest_of
 
 LIKELIHOOD_STEP = 2.0**-23
 """The unit, in nats a row, that log-likelihoods are rounded to: a step that gains more is seen to
@@ -93,9 +91,9 @@ class Statistics(Ask):
         more = " and the log-likelihood" if self.values else ""
         return f"{len(self.statistics)} statistics of {self.model.words().name}{more}"
 
-    def digest(self) -> bytes:
-        """S, exactly."""
-        return hashlib.blake2b(self.statistics.tobytes(), digest_size=16).digest()
+    def about(self) -> tuple[Told, ...]:
+        """S."""
+        return (self.statistics,)
 
 
 @final
@@ -127,9 +125,9 @@ class Exact(Ask):
         name = self.model.words().name
         return f"{self.model.layout.size} statistics of {name} at {len(self.params)} places"
 
-    def digest(self) -> bytes:
-        """The parameters, exactly."""
-        return digest_of(*self.params)
+    def about(self) -> tuple[Told, ...]:
+        """How many parameters, and the first: the others follow from these."""
+        return bytes([len(self.params) % 256]), *self.params[0].arrays().values()
 
 
 @final
@@ -177,9 +175,9 @@ class Joint(Ask):
         """What is asked, for the owner's journal."""
         return "; ".join(ask.words() for ask in self.asks)
 
-    def digest(self) -> bytes:
-        """Those of all asks."""
-        return hashlib.blake2b(b"".join(ask.digest() for ask in self.asks), digest_size=16).digest()
+    def about(self) -> tuple[Told, ...]:
+        """What all asks are about."""
+        return tuple(told for ask in self.asks for told in ask.about())
 
 
 # The opening.
@@ -268,10 +266,9 @@ class SummaryAsk(Ask):
         """What is asked, for the owner's journal."""
         return "the number of rows, means" if self.mean is None else "variances and covariances"
 
-    def digest(self) -> bytes:
-        """The common mean, exactly."""
-        about = b"" if self.mean is None else self.mean.tobytes()
-        return hashlib.blake2b(about, digest_size=16).digest()
+    def about(self) -> tuple[Told, ...]:
+        """The common mean."""
+        return () if self.mean is None else (self.mean,)
 
 
 NARROW = 0.1

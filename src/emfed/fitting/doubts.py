@@ -7,7 +7,6 @@ as a sum: whoever reads the model must know that something may be wrong in it.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, final
@@ -15,7 +14,7 @@ from typing import Any, final
 import numpy as np
 
 from emfed.core.protocols import Names
-from emfed.core.sums import Ask, FloatArray, HoldsTables, Precision, Rows, Sum
+from emfed.core.sums import Ask, FloatArray, HoldsTables, Precision, Rows, Sum, Told
 from emfed.network.self_check import suspicions_of
 
 
@@ -66,12 +65,10 @@ class Doubts(Ask):
         """What is asked, for the owner's journal."""
         return "whether this site doubts its units, codes or columns"
 
-    def digest(self) -> bytes:
-        """What everybody knows of all rows, exactly."""
-        found = hashlib.blake2b(str((self.rows, self.workers)).encode(), digest_size=16)
-        for name in sorted(self.summary):
-            found.update(np.ascontiguousarray(self.summary[name]).tobytes())
-        return found.digest()
+    def about(self) -> tuple[Told, ...]:
+        """What everybody knows of all rows."""
+        known = [np.asarray(self.summary[name]) for name in sorted(self.summary)]
+        return str((self.rows, self.workers)).encode(), *known
 
 
 def doubted(count: int, workers: int) -> str:

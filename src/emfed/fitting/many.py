@@ -36,6 +36,7 @@ from emfed.core.sums import (
     States,
     Sum,
     T,
+    Told,
     finished,
 )
 from emfed.fitting import ascent
@@ -179,9 +180,9 @@ class Tracked(Ask):
         more = f", after {self.steps} steps" if self.steps > 1 else ""
         return self.inner.words() + more
 
-    def digest(self) -> bytes:
-        """S, exactly."""
-        return self.inner.digest()
+    def about(self) -> tuple[Told, ...]:
+        """S."""
+        return self.inner.about()
 
 
 @final

@@ -44,7 +44,7 @@ from emfed.core.privacy import (
     step_for,
 )
 from emfed.core.streams import Purpose, normals, uniforms
-from emfed.core.sums import Finish, Fit, FloatArray, IntArray, LastSum
+from emfed.core.sums import Finish, Fit, FloatArray, IntArray, LastSum, Told, agreed_digest
 from emfed.data.held import HeldWorkers
 from emfed.data.workers import as_workers
 from emfed.fitting.in_process import fit as fit_here
@@ -196,7 +196,7 @@ class PrivateAsk(NoisyAsk):
 
     Parameters
     ----------
-    about : Asked
+    asked : Asked
         What is summed, and on which lattice.
     purpose : str
         The kind of message in the ledger.
@@ -206,7 +206,7 @@ class PrivateAsk(NoisyAsk):
         What the last one said.
     """
 
-    about: Asked
+    asked: Asked
     purpose: str
     number: int
     last: LastSum | None = None
@@ -214,26 +214,25 @@ class PrivateAsk(NoisyAsk):
     @property
     def size(self) -> int:
         """How many numbers."""
-        return self.about.size
+        return self.asked.size
 
     @property
     def cost(self) -> float:
         """Mu squared."""
-        return price_on(self.about.step, self.size, self.about.shares)
+        return price_on(self.asked.step, self.size, self.asked.shares)
 
     def whole(self, blocks: Iterable[FloatArray]) -> IntArray:
         """The sum over the rows of one worker, without noise."""
-        return to_integers(self.about, whole_sums(self.about, blocks))
+        return to_integers(self.asked, whole_sums(self.asked, blocks))
 
     def words(self) -> str:
         """In words."""
         return f"{self.size} sums over clipped rows, with noise"
 
-    def digest(self) -> bytes:
-        """Of the question with its lattice, and of its place."""
-        told, numbers = self.about.describe()
-        text = json.dumps([told, self.number], sort_keys=True).encode()
-        return hashlib.blake2b(text + numbers.tobytes(), digest_size=16).digest()
+    def about(self) -> tuple[Told, ...]:
+        """The question with its lattice, and its place: exactly, since noise follows from it."""
+        told, numbers = self.asked.describe()
+        return json.dumps([told, self.number], sort_keys=True).encode(), numbers.tobytes()
 
 
 def too_few(rows: float, plan: PrivatePlan, needed: float) -> DataError:
@@ -319,11 +318,9 @@ class PrivateFit:
 
     def digest(self) -> bytes:
         """32 bytes of all that it was told and has reached."""
-        found = self._heard.copy()
-        if not self.plan.alone:
-            for array in self.params.arrays().values():
-                found.update(np.ascontiguousarray(array).tobytes())
-        return found.digest()
+        reached = () if self.plan.alone else self.params.arrays().values()
+        told = agreed_digest(b"", self._heard.digest(), *reached)
+        return hashlib.sha256(told).digest()
 
     def _say(self) -> None:
         """What the budget buys, before most of it is spent."""

@@ -33,6 +33,7 @@ from emfed.core.sums import (
     IntArray,
     LastSum,
     Sum,
+    agreed_digest,
     finished,
 )
 from emfed.fitting.chronicle import Chronicle
@@ -258,7 +259,8 @@ class FitProgram:
         """Of the model and its statistics."""
         final = reached.conclusion.final
         place = final.position.to_bytes(4, "little")
-        return hashlib.sha256(place + final.estimate.point.statistics.tobytes()).digest()
+        told = agreed_digest(b"", place, final.estimate.point.statistics)
+        return hashlib.sha256(told).digest()
 
 
 def _read(state: bytes) -> Result:

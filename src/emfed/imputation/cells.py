@@ -14,7 +14,6 @@ Decision: docs/decisions/020-imputation.md
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, final
@@ -34,6 +33,7 @@ from emfed.core.sums import (
     Rows,
     RowsOfWorkers,
     States,
+    Told,
 )
 from emfed.core.wire import cells_size
 from emfed.core.wording import Setting, Wording
@@ -155,8 +155,8 @@ class Totals(Ask):
     def words(self) -> str:
         return "the number of records and the sum of their values"
 
-    def digest(self) -> bytes:
-        return bytes(16)
+    def about(self) -> tuple[Told, ...]:
+        return ()
 
 
 def _weights(block: Any, weights: Any) -> FloatArray:
@@ -189,8 +189,8 @@ class Observers(Ask):
     def words(self) -> str:
         return f"which of {self.size} cells were observed"
 
-    def digest(self) -> bytes:
-        return hashlib.blake2b(repr(self.shape).encode(), digest_size=16).digest()
+    def about(self) -> tuple[Told, ...]:
+        return (repr(self.shape).encode(),)
 
 
 @final
@@ -227,11 +227,9 @@ class ObservedSums(Ask):
     def words(self) -> str:
         return f"how often {len(self.keys)} cells were observed, and the sums of their values"
 
-    def digest(self) -> bytes:
+    def about(self) -> tuple[Told, ...]:
         """Which cells, and how exactly."""
-        found = hashlib.blake2b(self.keys.astype("<i8").tobytes(), digest_size=16)
-        found.update(self.multiples.tobytes())
-        return found.digest()
+        return self.keys.astype("<i8"), self.multiples
 
 
 def _added(

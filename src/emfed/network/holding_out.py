@@ -5,7 +5,6 @@ Decision: docs/decisions/027-judging-a-fit.md
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, final
@@ -21,11 +20,12 @@ from emfed.core.sums import (
     Rows,
     RowsOfWorkers,
     States,
+    Told,
     picked,
 )
 from emfed.models.adapting import climb
 from emfed.models.mixture import to_numpy
-from emfed.network.scoring import digest_of, own_numbers
+from emfed.network.scoring import own_numbers
 
 PARTS = 5
 """Parts of the rows that are held out, one after the other."""
@@ -108,10 +108,9 @@ class Kept(Ask):
         """What is asked, for the owner's journal."""
         return f"{self.inner.words()}, without rows that are held out"
 
-    def digest(self) -> bytes:
-        """The ask and the part."""
-        about = f"{self.pick.part} {self.pick.seed}".encode()
-        return hashlib.blake2b(about + self.inner.digest(), digest_size=16).digest()
+    def about(self) -> tuple[Told, ...]:
+        """The part and the ask."""
+        return f"{self.pick.part} {self.pick.seed}".encode(), *self.inner.about()
 
 
 @final
@@ -137,9 +136,9 @@ class KeptTotals(Ask):
         """What is asked, for the owner's journal."""
         return "how many rows are left where a fifth is held out"
 
-    def digest(self) -> bytes:
+    def about(self) -> tuple[Told, ...]:
         """The way of parting."""
-        return hashlib.blake2b(str(self.seed).encode(), digest_size=16).digest()
+        return (str(self.seed).encode(),)
 
 
 @final
@@ -175,9 +174,10 @@ class HeldOutScores(Ask):
         """What is asked, for the owner's journal."""
         return "the log-likelihood of rows that were held out"
 
-    def digest(self) -> bytes:
-        """All parameters, exactly."""
-        return digest_of(*self.without, self.final)
+    def about(self) -> tuple[Told, ...]:
+        """All parameters."""
+        places = (*self.without, self.final)
+        return tuple(array for one in places for array in one.arrays().values())
 
 
 def _likelihood(model: Any, params: Any, rows: Rows) -> float:

@@ -118,6 +118,8 @@ class EpochKeys:
     ) -> FloatArray | None:
         """A sum that stands at this place; None if its tag is wrong."""
         keys, context = MemberKeys(self.name, self.group), self._context(about, question, place)
+        if self.group.tag and part.state != keys.digest(context):
+            return None  # of sites that are elsewhere in the fit
         return keys.opener(context, question.lattice, about.agreement.masked).open(part)
 
     def _context(self, about: Transcript, question: PlacedAsk, place: int) -> Context:
@@ -129,7 +131,7 @@ class EpochKeys:
             question.exchange,
             question.attempt,
             about.heads[place],
-            question.ask.digest(),
+            question.ask.digest(about.heads[place]),
         )
 
 

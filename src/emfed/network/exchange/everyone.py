@@ -232,6 +232,8 @@ class EveryoneSums(FollowedFit):
             body = BODIES[kind].decode(entry.statements[0].body)
             assert isinstance(body, NoSum | SetChange | Confirmation)
             return body.exchange
+        if kind is StatementKind.DIFFER:
+            return SignedPart.decode(entry.statements[0].body).exchange
         if kind is StatementKind.FAULT:  # all is over: what it found out tells people why
             return LARGEST_TRANSCRIPT
         return None

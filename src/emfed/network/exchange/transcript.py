@@ -12,7 +12,9 @@ RUNNING    SECRETS     by the first site that stayed, or another    those named 
                        that has them, at this head
 RUNNING    SUM         of the exchange and attempt that are due     the next exchange is due
 RUNNING    TOLD        coded, by the adder, of the exchange due     the next exchange is due
-RUNNING    DIFFER      all of the set signed parts, of two states   ENDED for all
+RUNNING    DIFFER      all of the set signed parts, of two states   the same sum is due, compared at
+                                                                    another place; ENDED after too
+                                                                    many
 RUNNING    NOSUM       all of the set signed it of the last sum     its next attempt is due; ENDED
                                                                     after too many
 RUNNING    ORDER       by an analyst; "leave" and "refuse" by the   members act at this place
@@ -129,7 +131,8 @@ class Transcript:
         """Exchange and attempt of the next sum."""
         self.open: tuple[int, int] | None = None
         """Those of the last sum, while it may still be refused."""
-        self.failures = 0
+        self.differences, self.failures = 0, 0
+        """How often sites differed over the sum that is due; how often sums of the fit failed."""
         self.sealed: set[str] = set()
         """Members whose newest process has the secrets of this epoch."""
         self.paused = False
@@ -326,6 +329,7 @@ class Transcript:
         self.drawer = stay[0]
         self.members, self.epoch, self.began = members, self.epoch + 1, len(self) + 1
         self.due, self.open, self.sealed = (0, 0), None, set()
+        self.differences = 0
         self.stage = Stage.RUNNING
         self.epochs.append((self.began, members))
 
@@ -344,7 +348,7 @@ class Transcript:
         added = Added.decode(entry.added)
         if (added.exchange, added.attempt) != self.due or entry.statements:
             raise WireError(f"a sum of {added.exchange, added.attempt}; {self.due} is due.")
-        self.open, self.due = self.due, (self.due[0] + 1, 0)
+        self.open, self.due, self.differences = self.due, (self.due[0] + 1, 0), 0
 
     def _by_adder(self, entry: Entry) -> Body:
         """The body of a statement that the adder of coded sums makes alone, at this place."""
@@ -385,10 +389,13 @@ class Transcript:
             groups.setdefault(body.state, []).append(name)
         if len(groups) < 2:
             raise WireError("parts that are of one state.")
-        self.stage = Stage.ENDED
-        self.words = "sites computed different things from the same sums: " + "; ".join(
-            ", ".join(names) for names in groups.values()
-        )
+        self.open = None
+        self.differences, self.failures = self.differences + 1, self.failures + 1
+        if self.differences > MOST_ATTEMPTS or self.failures > MOST_ATTEMPTS_OF_A_FIT:
+            self.stage = Stage.ENDED
+            self.words = "sites computed different things from the same sums: " + "; ".join(
+                ", ".join(names) for names in groups.values()
+            )
 
     def _order(self, entry: Entry) -> None:
         author, body = self._one(entry)

@@ -1,0 +1,1 @@
+"""Rounds in which nodes give back what they got."""
