@@ -111,7 +111,7 @@ def test_who_never_came_is_named_and_began_nothing(tmp_path: Path) -> None:
 
     made = federation(accept)
     made.network.at(5.0, lambda: made.network.follower(READER).order("begin"))
-    made.run(60.0)
+    made.run(600.0)
     ends = [end for end in made.ends.values() if end.final]
     path = tmp_path / "model.emfed"
     path.write_bytes(ends[0].state)

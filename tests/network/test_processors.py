@@ -99,3 +99,15 @@ def test_processes_with_other_linear_algebra_follow_one_fit(tmp_path: Path) -> N
     with real_sites(tables, tmp_path, environments=KERNELS) as sites:
         result = emfed.fit(emfed.gaussian_mixture(1), sites, n_components="2:4", errors=True)
     assert result.converged  # and all have signed this process's model, whose kernel is another one
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="kernels of x86-64 are named")
+def test_they_do_without_masks(tmp_path: Path) -> None:
+    """Two sites: parts are coded, and compared once."""
+    rows = np.random.default_rng(1).normal(size=(300, 3)) + 4 * np.eye(3)[np.arange(300) % 3]
+    tables = {name: rows[j::2] for j, name in enumerate(["oslo", "tromso"])}
+    with real_sites(tables, tmp_path, environments=KERNELS) as sites:
+        result = emfed.fit(emfed.gaussian_mixture(3), sites)
+    assert result.converged
+    here = emfed.fit(emfed.gaussian_mixture(3), rows)
+    assert result.log_likelihood(rows) == pytest.approx(here.log_likelihood(rows), abs=1e-4)

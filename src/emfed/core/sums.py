@@ -35,12 +35,15 @@ AGREED_BITS = 18
 """Numbers agree where they differ by 2^-18 of the largest one beside them. Roundings of linear
 algebra, which differ between processors, are about 2^-45; another choice is far more
 (`python -m benchmarks processors`)."""
+ONCE_BITS = 10
+"""The same where numbers are compared once, so that a cut between two of them must be very rare:
+where nothing is masked, and with what a checkpoint holds."""
 
 
-def agreed_digest(place: bytes, *told: Told) -> bytes:
+def agreed_digest(place: bytes, *told: Told, bits: int = AGREED_BITS) -> bytes:
     """16 bytes of what members tell, equal where bytes and whole numbers are, and doubles agree.
 
-    Doubles are cut to multiples of 2^-`AGREED_BITS` of the largest of all. ``place`` says where
+    Doubles are cut to multiples of 2^-``bits`` of the largest of all. ``place`` says where
     the cuts lie: two numbers that agree and have a cut between them at one place, which is rare,
     have none at nearly all others.
     """
@@ -51,7 +54,7 @@ def agreed_digest(place: bytes, *told: Told) -> bytes:
     most = max(
         (float(np.abs(one[np.isfinite(one)]).max(initial=0.0)) for one in doubles), default=0
     )
-    unit = np.ldexp(1.0, round(float(np.log2(most))) - AGREED_BITS) if most > 0 else 1.0
+    unit = np.ldexp(1.0, round(float(np.log2(most))) - bits) if most > 0 else 1.0
     for one in told:
         data = one
         if isinstance(data, np.ndarray) and data.dtype.kind == "f":
@@ -203,9 +206,9 @@ class Ask(ABC):
     def about(self) -> tuple[Told, ...]:
         """What all members must agree on before they add: the state that the ask is about."""
 
-    def digest(self, place: bytes = b"") -> bytes:
+    def digest(self, place: bytes = b"", bits: int = AGREED_BITS) -> bytes:
         """16 bytes of it, which members compare at a place of the fit; see `agreed_digest`."""
-        return agreed_digest(place, *self.about())
+        return agreed_digest(place, *self.about(), bits=bits)
 
 
 @dataclass(frozen=True, eq=False)
@@ -369,10 +372,11 @@ class Gather(ABC):
         """What is asked, for the owner's journal."""
         return f"what {type(self).__name__.lower()} tell of this site's rows"
 
-    def digest(self, place: bytes = b"") -> bytes:
+    def digest(self, place: bytes = b"", bits: int = AGREED_BITS) -> bytes:
         """What all members must agree on before they answer; see `agreed_digest`."""
-        arrays = self.state.arrays() if isinstance(self, Resumable) else {}
-        return agreed_digest(place, type(self).__name__.encode(), self.workers, *arrays.values())
+        arrays = self.state.arrays().values() if isinstance(self, Resumable) else ()
+        told = (type(self).__name__.encode(), self.workers, *arrays)
+        return agreed_digest(place, *told, bits=bits)
 
     @abstractmethod
     def fields(self) -> dict[str, Any]:
@@ -565,9 +569,9 @@ class Gathers:
         """What is asked, for the owner's journal."""
         return "; ".join(one.words() for one in self.gathers)
 
-    def digest(self, place: bytes = b"") -> bytes:
+    def digest(self, place: bytes = b"", bits: int = AGREED_BITS) -> bytes:
         """Those of all of them."""
-        return agreed_digest(b"", *(one.digest(place) for one in self.gathers))
+        return agreed_digest(b"", *(one.digest(place, bits) for one in self.gathers))
 
     @property
     def workers(self) -> IntArray:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from emfed.core.errors import CheckpointError
 from emfed.core.storage import load_checkpoint, save_checkpoint
-from emfed.core.sums import Ask, Gather, Gathers, Resumable, Sum
+from emfed.core.sums import ONCE_BITS, Ask, Gather, Gathers, Resumable, Sum
 
 FORMAT = "sums"
 SAME = 1e-9
@@ -105,12 +105,12 @@ class KnownSums:
 
     def add(self, ask: Ask, answer: Sum, seconds: float) -> None:
         """Note an answer."""
-        self.entries.append(Answered(ask.digest(), answer, seconds))
+        self.entries.append(Answered(ask.digest(bits=ONCE_BITS), answer, seconds))
 
     def expect(self, place: int, ask: Ask) -> Answered:
         """The answer at a place, if it is one to this ask."""
         entry = self.entries[place]
-        if entry.digest != ask.digest() or len(entry.sum.value) != ask.size:
+        if entry.digest != ask.digest(bits=ONCE_BITS) or len(entry.sum.value) != ask.size:
             raise CheckpointError(
                 f"the checkpoint's exchange {place + 1} was about something else: it was made with "
                 "other settings, rows or another release. Begin anew with another file."

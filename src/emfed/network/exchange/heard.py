@@ -45,7 +45,7 @@ from emfed.aggregation.coded import (
 from emfed.aggregation.gathered import CodedGather
 from emfed.aggregation.unmasked import goes_without
 from emfed.core.errors import EmfedError, FederationError
-from emfed.core.sums import Finish, FloatArray, Gather, Gathers, IntArray, States
+from emfed.core.sums import ONCE_BITS, Finish, FloatArray, Gather, Gathers, IntArray, States
 from emfed.data.held import HeldWorkers
 from emfed.network.exchange.followed import (
     CodedProgram,
@@ -251,7 +251,7 @@ class HeardSums(FollowedFit):
 
     def _digest(self) -> bytes:
         assert self._coded is not None
-        return bytes(self._coded.ask.digest()[:DIGEST_BYTES])
+        return bytes(self._coded.ask.digest(bits=ONCE_BITS)[:DIGEST_BYTES])
 
     def _take(self, told: bytes) -> None:
         """Send the fit what the adder tells."""
