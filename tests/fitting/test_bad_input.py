@@ -388,7 +388,6 @@ def test_settings_out_of_range(make: Any, message: str) -> None:
         ({"participation": emfed.algorithms.FixedSize(5)}, "asks for 5 workers; there are 4"),
         ({"participation": emfed.algorithms.Schedule([[7]], 1.0)}, "names worker 7; there are 4"),
         ({"seed": -1}, "seed"),
-        ({"retries": -1}, "retries"),
         ({"resume": True}, "needs the path"),
         ({"start_statistics": "mine"}, "start_statistics must be"),
     ],

@@ -91,7 +91,7 @@ def assert_same_run(ours: emfed.Result, stacked: emfed.Result) -> None:
         ("full", FEDEM, {"participation": emfed.algorithms.Bernoulli(0.7)}),
         ("tied", VRFEDEM, {"participation": emfed.algorithms.FixedSize(2), "weights": "uniform"}),
         ("diag", emfed.FedEM(emfed.SubtractiveDithering(0.1), step_size=0.5, simulations=3), {}),
-        ("diag", emfed.FedEM(QUANTISER, step_size=0.5, broadcast=QUANTISER), {"retries": 1}),
+        ("diag", emfed.FedEM(QUANTISER, step_size=0.5, broadcast=QUANTISER), {}),
     ],
     ids=["em", "FedEM", "VR-FedEM", "simulated", "broadcast"],
 )

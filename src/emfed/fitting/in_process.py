@@ -1,7 +1,4 @@
-"""Drive a fit on sums in one process: from settings and rows to a result.
-
-It is not yet what `emfed.fit` does (docs/decisions/007).
-"""
+"""Drive a fit on sums in one process: from settings and rows to a result."""
 
 from __future__ import annotations
 

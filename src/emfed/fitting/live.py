@@ -19,7 +19,7 @@ from emfed.fitting.words import say
 from emfed.network.exchange.statements import Agreement
 from emfed.network.live import AskedRun, LiveSites
 
-NOT_TOLD = ("masks", "seconds", "retries", "patience")
+NOT_TOLD = ("masks", "seconds", "patience")
 """Settings that are no words of the document: masks are agreed on apart, and the seconds are those
 of the analyst's clock."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -24,7 +23,6 @@ from emfed.imputation.skill import ObserverSkill, as_workers
 from emfed.imputation.table import FieldTable, Grid, IntakeReport, build_table
 from emfed.models.observers import COLUMNS as SKILL_COLUMNS
 
-logger = logging.getLogger(__name__)
 _SHOWN = 5
 """Bad rows that the report of what was read keeps."""
 _DATES = Wording(

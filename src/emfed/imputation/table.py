@@ -6,7 +6,6 @@ the scale of the family. That is all a fit needs, and it is all that is kept of 
 
 from __future__ import annotations
 
-import logging
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,7 +25,6 @@ from emfed.imputation.lowrank import Cells, Covariates
 from emfed.imputation.skill import ObserverSkill
 from emfed.models.sides import add_up
 
-logger = logging.getLogger(__name__)
 _MANY_ONES = 10
 """Cells with a count of 1 from which on a lack of zeros is odd: counts that reach 1 reach 0."""
 _FEW_CELLS = 20

@@ -159,7 +159,7 @@ NEXT = ".next"
 def rotate_site_key(private: Path, now: bool = False) -> Path:
     """Make a site's next key; returns the file for the server, which the present key signs.
 
-    The present key stays in use until the server has taken the next one (`SiteConnection` then
+    The present key stays in use until the server has taken the next one (`Caller` then
     changes over by itself), so there is no moment without a key that the server knows. With ``now``
     the site changes over at once: other sites can then pin the new key before the next run.
     """

@@ -181,12 +181,6 @@ class FitFields:
         takes="sequence of str or None",
         toml=False,
     )
-    retries: int = setting(
-        0,
-        "How often a worker that stays silent is asked again in a round.",
-        takes="int",
-        low=0,
-    )
     patience: int | None = setting(
         PATIENCE,
         "How often in a row a worker is asked in vain, while others answer, before it is away: the "

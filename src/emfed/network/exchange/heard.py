@@ -26,7 +26,6 @@ from __future__ import annotations
 import copy
 import hashlib
 import io
-import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, final
@@ -71,7 +70,6 @@ from emfed.network.exchange.statements import (
 )
 from emfed.network.exchange.transcript import Stage, Transcript
 
-logger = logging.getLogger(__name__)
 RESULT, RECORD = b"result ", b"coded"
 """Names among the states that a member keeps: of a result, with its head, and of what it sent."""
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import queue
 import threading
 import time
 from collections.abc import Callable, Coroutine
-from functools import partial
 from typing import Any, TypeVar, final
 
 from websockets.asyncio.client import ClientConnection
@@ -100,52 +98,6 @@ class ClockWatch:
 
 JUMP_SECONDS = 5.0
 """NTP slews smaller differences; logs of two machines still compare."""
-
-
-@final
-class Worker:
-    """A thread that calls a function on one message after the other, while the loop goes on.
-
-    So a site that computes still answers pings. The thread is a daemon: a step may take minutes,
-    and Ctrl-C must not wait for it. What a step writes is safe at any moment.
-    """
-
-    def __init__(self, function: Callable[[bytes], bytes]) -> None:
-        self._function = function
-        self._messages: queue.SimpleQueue[tuple[bytes, asyncio.Future[bytes]] | None]
-        self._messages = queue.SimpleQueue()
-        threading.Thread(target=self._work, name="emfed-step", daemon=True).start()
-
-    async def __call__(self, message: bytes) -> bytes:
-        """What the function makes of a message."""
-        future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        self._messages.put((message, future))
-        return await future
-
-    def end(self) -> None:
-        """End the thread, after what it is at."""
-        self._messages.put(None)
-
-    def _work(self) -> None:
-        while (given := self._messages.get()) is not None:
-            message, future = given
-            settle: Callable[[], None]
-            try:
-                settle = partial(_set_result, future, self._function(message))
-            except Exception as error:
-                settle = partial(_set_error, future, error)
-            with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
-                future.get_loop().call_soon_threadsafe(settle)
-
-
-def _set_result(future: asyncio.Future[bytes], answer: bytes) -> None:
-    if not future.done():
-        future.set_result(answer)
-
-
-def _set_error(future: asyncio.Future[bytes], error: Exception) -> None:
-    if not future.done():
-        future.set_exception(error)
 
 
 class _Heard(Connection):

@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import wait
 from pathlib import Path
-from typing import Any, Literal, final
+from typing import Literal
 
 from websockets.asyncio.client import connect
 from websockets.exceptions import (
@@ -44,7 +44,6 @@ from emfed.network.websocket.background import (
     Background,
     ClockWatch,
     SiteLine,
-    Worker,
     library_logger,
 )
 from emfed.network.websocket.greeting import (
@@ -263,42 +262,6 @@ class Caller(ABC):
             if count % 2 == 0:
                 with contextlib.suppress(ConnectionClosed):
                     await line.poke()
-
-
-@final
-class SiteConnection(Caller):
-    """A site that answers each question with ``step``; other options are those of `Caller`."""
-
-    def __init__(self, address: str, step: Callable[[bytes], bytes], **options: Any) -> None:
-        super().__init__(address, **options)
-        self._step = step
-
-    async def _stay(self, report: StateReport) -> None:
-        self._worker = Worker(self._step)
-        try:
-            await super()._stay(report)
-        finally:
-            self._worker.end()
-
-    async def _converse(self, line: SiteLine, report: StateReport) -> None:
-        """One question after the other; an empty answer says that there is none."""
-        told = ""
-        async for question in line:
-            try:
-                answer = await self._worker(question) if isinstance(question, bytes) else b""
-                if told:
-                    logger.info("questions are answered again")
-                    report("state", "questions are answered again")
-                told = ""
-            except Exception as error:
-                words = f"a question could not be answered: {printable(str(error))}"
-                if words != told:  # a full disk, say: once, and not for every question
-                    logger.error("%s", words, exc_info=not isinstance(error, OSError))
-                    report("state", words)
-                answer, told = b"", words
-            await line.send(answer)
-            if self.over:
-                return
 
 
 def draw_pause(failures: int) -> float:
