@@ -97,8 +97,8 @@ class Method:
     number : int
         Which ascent of the fit these rounds are: workers keep a memory for each.
     patience : int or None
-        Rounds in a row that a worker may miss before all memories begin again at zero, the only one
-        that keeps its share of V being who is away; None: any number.
+        Rounds in a row that a worker may miss before all memories begin again at zero, so that V
+        has nothing of who is away; None: any number.
     """
 
     model: Model
@@ -112,10 +112,14 @@ class Method:
     patience: int | None = None
 
     def late(self, server: Server, arrived: IntArray) -> bool:
-        """Whether V holds the memory of a worker that has been away for too long."""
+        """Whether V holds the memory of a worker that has been away for too long.
+
+        The more often memories have begun again the longer that is: where messages are lost by
+        chance, some worker out of many misses a few rounds in a row all the time.
+        """
         if self.patience is None or not len(arrived):
             return False
-        missed = server.round - server.counted >= self.patience
+        missed = server.round - server.counted >= self.patience * (1 + server.generation)
         missed[arrived] = False
         return bool(missed[server.counted != NOT_COUNTED].any())
 
