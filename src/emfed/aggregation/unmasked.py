@@ -225,10 +225,15 @@ class UnmaskedWorkers:
 
 
 def goes_without(books: Books, names: list[str], arrived: IntArray, patience: int | None) -> bool:
-    """Whether sums go on without rows of workers that have been missing for too long."""
+    """Whether sums go on without rows of workers that have been missing for too long.
+
+    The more often memories have begun again the longer that is: where messages are lost by chance,
+    some worker out of many misses a few exchanges in a row all the time.
+    """
     if patience is None or not names:
         return False
-    late = books.missed + 1 >= patience
+    begun = 1 + max(one.generation for one in books.counted.values())
+    late = books.missed + 1 >= patience * begun
     late[arrived] = False
     heard = np.unique(np.concatenate([books.counted[name].heard for name in names]))
     return bool(late[heard].any())
