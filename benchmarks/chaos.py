@@ -149,8 +149,8 @@ def disturbed(
                 done.append({"fit": len(apart), "second": time.monotonic() - began, **told})
                 print("{second:7.1f} s, fit {fit}, round {round}: {who}".format(**done[-1]))
                 sys.stdout.flush()
-                if len(done) == kills:
-                    break
+                if len(done) == kills or time.monotonic() - began > 60 * minutes:
+                    break  # and it may end in peace
             summaries.append(deployment.wait(600, (0, 3)))
             apart.append(away(deployment, summaries[-1]))
     return {
@@ -186,7 +186,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.chaos")
     parser.add_argument("--harm", choices=[*HARMS, "all"], default="kill")
     parser.add_argument("--kills", type=int, default=KILLS, help="how often it is done")
-    parser.add_argument("--minutes", type=float, default=np.inf, help="begin no fit later")
+    parser.add_argument("--minutes", type=float, default=np.inf, help="do no harm later")
     parser.add_argument("--alone", action="store_true", help="leave out the guide and quiet runs")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path)

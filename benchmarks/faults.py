@@ -244,7 +244,6 @@ def bench_faults(
     again = [o for o in outcomes if not o.once]
     return {
         "plans": len(outcomes),
-        "seconds": time.perf_counter() - began,
         "entries of transcripts": sum(o.entries for o in outcomes),
         "kills": sum(o.kills for o in outcomes),
         "plans with a kill": sum(o.kills > 0 for o in outcomes),
