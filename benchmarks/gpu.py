@@ -460,15 +460,16 @@ def _streamed(name: str, given: tuple[Any, Any], table: Any, most: float) -> dic
     import torch
 
     from emfed.data.placing import Streamed
+    from emfed.data.summing import HeldRows
     from emfed.data.tables import WorkerTables
-    from emfed.network import StackedFederation
 
     model, params = given
 
     def run(rows: Any) -> None:
         workers = WorkerTables([Streamed(rows, torch.device(HERE.device))], ["a"], None)
-        for piece in StackedFederation(workers).pieces(workers, np.arange(1)):
-            model.expected_statistics(piece.rows, params, piece.padding)
+        HeldRows(workers).sum(
+            lambda block, weights: model.expected_statistics(block, params, weights)
+        )
 
     run(np.zeros((100, table.shape[1]), np.float32))  # compiles
     began = time.perf_counter()
