@@ -844,19 +844,26 @@ def answer_network(
     return rows
 
 
-def figure(console: Console) -> list[dict[str, Any]]:
+def figure(
+    console: Console, keep: Path | None = None, minutes: float = np.inf
+) -> list[dict[str, Any]]:
     """README's figure: all bytes until the pooled answer, from knowing nothing."""
-    rows = bench_figure()
+    began = time.monotonic()
+    rows = bench_figure(keep, minutes)
     if not rows:
         console.print("README's figure: set EMFED_DATA to the folder of real data.")
     lines = [
-        (row["run"], row["rounds"] or "-", f"{row['up']:,.0f}", f"{row['down']:,.0f}")
+        (
+            row["run"],
+            row["rounds"] or "-",
+            *("-" if row[way] is None else f"{row[way]:,.0f}" for way in ("up", "down")),
+            " ".join(str(one or "-") for one in row.get("each", ())),
+        )
         for row in rows
-        if row["up"] is not None
     ]
-    title = f"{SET}: bytes of a worker until within {NATS:g} nats of pooled EM"
-    show(console, title, ("run", "rounds", "up", "down"), lines)
-    if pairs := bench_pairs():
+    title = f"{SET}: bytes of a worker until within {NATS:g} nats of pooled EM, median of seeds"
+    show(console, title, ("run", "rounds", "up", "down", "rounds of each seed"), lines)
+    if pairs := bench_pairs(keep, minutes - (time.monotonic() - began) / 60):
         show_pairs(console, pairs)
     return rows
 
@@ -1108,6 +1115,7 @@ def main() -> None:
         "estimators": partial(estimators, keep=arguments.keep, minutes=arguments.minutes),
         "hostile": partial(hostile, keep=arguments.keep, minutes=arguments.minutes),
         "privacy": partial(privacy, keep=arguments.keep, minutes=arguments.minutes),
+        "figure": partial(figure, keep=arguments.keep, minutes=arguments.minutes),
         "answer": partial(answer, keep=arguments.keep, minutes=arguments.minutes),
         "answer-network": partial(answer_network, keep=arguments.keep, minutes=arguments.minutes),
         "imputation": partial(imputation, keep=arguments.keep, minutes=arguments.minutes),

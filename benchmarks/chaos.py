@@ -52,6 +52,8 @@ KILLS = 100
 """How often harm is done."""
 LULL = 1.0
 """Seconds between two kills, at most."""
+EARLY = 5
+"""Kills before the first round of a fit, at least: then they wait for it."""
 HARMS = ("kill", "stop", "disk", "cut", "slow")
 BOUND = 1e-5
 """Nats a row that a model may be away from that of one process, whose sums have other roundings."""
@@ -168,16 +170,20 @@ def harms(
     deployment: Deployment, harm: str, source: np.random.Generator, door: Door
 ) -> Iterator[dict[str, Any]]:
     """Harm to one process after the other, until the fit ends."""
+    done = 0
     while deployment.status.get("state") != "finished":
-        here = deployment.status.get("round", 0)
-        if here and source.random() < 0.7:  # else while the last one still hurts
+        here = deployment.status.get("round") or 0
+        if not here and done < EARLY:  # in the opening and the search for a start
+            time.sleep(source.uniform(0.0, 4 * LULL))
+        elif source.random() < 0.7:  # else while the last one still hurts
             with contextlib.suppress(TimeoutError):
                 deployment.wait_for_round(here + 1, 60)
-        time.sleep(source.uniform(0.0, LULL if here else 4 * LULL))
+        time.sleep(source.uniform(0.0, LULL))
         site = f"join {source.choice(list(deployment.tables))}"
         who = "serve" if source.random() < 0.5 else site
         at = deployment.status.get("round")
         if strike(deployment, harm, who, door, source.uniform(0.1, 3.0)):
+            done += 1
             yield {"who": who, "round": at}
 
 

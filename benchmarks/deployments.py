@@ -161,7 +161,7 @@ class Deployment:
     def wait_for_round(self, number: int, seconds: float) -> None:
         """Until a round is over, or the run."""
         end = time.monotonic() + seconds
-        while self.status.get("round", -1) < number and self.status.get("state") != "finished":
+        while (self.status.get("round") or 0) < number and self.status.get("state") != "finished":
             self._check(end, f"round {number}")
             time.sleep(0.1)
 

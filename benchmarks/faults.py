@@ -212,6 +212,8 @@ def try_plan(seed: int, masked: bool) -> Outcome:
         tried = trial.run(UNTIL)
     except Exception as error:
         return Outcome(seed, (repr(error),), np.inf, 0, 0, np.inf, np.inf, masked)
+    finally:
+        WATCHED.clear()  # thousands of plans are tried in one process
     assert isinstance(trial.federation, Watched)
     return Outcome(
         **asdict(tried), masked=masked, once=trial.federation.once, difference=trial.difference

@@ -1,1 +1,0 @@
-"""Rounds in which nodes give back what they got."""
