@@ -20,6 +20,7 @@ from emfed.deployment.relaying import RUNS, SEEN, mailboxes_of
 from emfed.deployment.results import draw_report
 from emfed.deployment.status import LOCK, StatusReport, logging_to, read_status
 from emfed.deployment.views import run_view, status_line
+from emfed.deployment.watchdog import Watchdog
 from emfed.network.addresses import Terminated, alone, check_insecure_server
 from emfed.network.exchange.identities import KeySigner, TrialMembers, TrialSigner
 from emfed.network.exchange.member_line import MemberLine
@@ -194,6 +195,7 @@ class _Serving:
     def run(self, stop: threading.Event) -> None:
         """Work until all runs are over, and sites know it."""
         if all(run.name in self._finished and not _untold(run) for run in self.runs):
+            Watchdog()  # or systemd takes the end for a failure
             for run in self.runs:
                 run.status.repeat()
             return
@@ -236,7 +238,9 @@ class _Serving:
         """Look at the runs, again and again."""
         waiting, stopping = [*self.runs], False
         going: list[AnalystRun] = []
+        alive = Watchdog()
         while waiting or going:
+            alive()
             if waiting and (self._at_once or not going):
                 going += waiting if self._at_once else waiting[:1]
                 waiting = [] if self._at_once else waiting[1:]

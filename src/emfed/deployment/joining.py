@@ -36,6 +36,7 @@ from emfed.deployment.site import (
 )
 from emfed.deployment.status import Status, bearing_full_disks
 from emfed.deployment.views import SiteView
+from emfed.deployment.watchdog import Watchdog
 from emfed.imputation.program import asks_for_table
 from emfed.models.devices.placing import check_device
 from emfed.network.addresses import alone, check_insecure_site, split_address
@@ -247,7 +248,9 @@ class SiteRuns:
         runs = MemberRuns(line.send, self._begin)
 
         def watch() -> None:
+            alive = Watchdog()
             while self._joining.stay or not runs.over:
+                alive()
                 self._forget(runs)
                 if leaving.wait(LOOK_SECONDS):
                     return

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from emfed.core.errors import EmfedError
 from emfed.deployment.status import LOCK
+from emfed.deployment.watchdog import Watchdog
 from emfed.network.addresses import alone, join_address
 from emfed.network.exchange.relay_server import RelayServer
 from emfed.network.keys import check_certificate, site_keys
@@ -57,8 +58,9 @@ def serve_relay(
         with RelayServer(host, port, keys, roster, folder / RUNS, more=True) as server:
             report(f"a relay listens on {join_address(host, server.port)}")
             with mailboxes_of(server, mailboxes, keys):
-                trouble = ""
+                trouble, alive = "", Watchdog()
                 while True:
+                    alive()
                     time.sleep(LOOK_SECONDS)
                     if server.trouble != trouble:
                         trouble = server.trouble
