@@ -53,9 +53,9 @@ MAIN: dict[str, tuple[str, Callable[[Any], float | None]]] = {
         "figure",
         lambda f: _both(_named(f, run="emfed, masked sums")),
     ),
-    "a round of 3 sites over TLS besides their steps, ms": (
+    "a masked round of 3 sites over TLS besides their passes, ms": (
         "network",
-        lambda f: _named(f["fitting"], sites=3, masks=False)["beside"],
+        lambda f: _named(f["fitting"], sites=3, masks=True)["beside"],
     ),
     "the default within 1e-3 nats of EM, share of fits": (
         "right",
