@@ -16,7 +16,7 @@ import numpy as np
 from emfed.core.errors import FederationError, SettingsError
 from emfed.core.noise import NoiseKey, NoisyAsk, PlainRows
 from emfed.core.privacy import discrete_gaussian
-from emfed.core.sums import Ask, FloatArray, IntArray, Mean, Rows, SummedWorkers, Told
+from emfed.core.sums import Ask, FloatArray, IntArray, Mean, Rows, Stated, SummedWorkers
 
 PRIVATE = "this fit is private: every answer in it has noise."
 
@@ -48,7 +48,7 @@ class WithoutNoise(Ask):
         """In words."""
         return self.ask.words()
 
-    def about(self) -> tuple[Told, ...]:
+    def about(self) -> tuple[Stated, ...]:
         """What the ask is about."""
         return self.ask.about()
 

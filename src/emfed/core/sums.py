@@ -30,7 +30,7 @@ Mean = Callable[[Any, Any], FloatArray]
 all are 1, to the weighted mean over the rows of each worker, ``(workers, numbers)``."""
 
 
-Told = bytes | NDArray[Any]
+Stated = bytes | NDArray[Any]
 AGREED_BITS = 18
 """Numbers agree where they differ by 2^-18 of the largest one beside them. Roundings of linear
 algebra, which differ between processors, are about 2^-45; another choice is far more
@@ -40,7 +40,7 @@ ONCE_BITS = 10
 where nothing is masked, and with what a checkpoint holds."""
 
 
-def agreed_digest(place: bytes, *told: Told, bits: int = AGREED_BITS) -> bytes:
+def agreed_digest(place: bytes, *told: Stated, bits: int = AGREED_BITS) -> bytes:
     """16 bytes of what members tell, equal where bytes and whole numbers are, and doubles agree.
 
     Doubles are cut to multiples of 2^-``bits`` of the largest of all. ``place`` says where
@@ -203,7 +203,7 @@ class Ask(ABC):
         """What is asked, for the owner's journal."""
 
     @abstractmethod
-    def about(self) -> tuple[Told, ...]:
+    def about(self) -> tuple[Stated, ...]:
         """What all members must agree on before they add: the state that the ask is about."""
 
     def digest(self, place: bytes = b"", bits: int = AGREED_BITS) -> bytes:

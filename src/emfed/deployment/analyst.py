@@ -129,7 +129,7 @@ class AnalystRun(Watcher):
     secure : bool
         Whether sites are known by keys.
     report : callable
-        Told of each change of the status.
+        Stated of each change of the status.
     contacts : callable
         When sites last said anything, as far as that is known here.
     """

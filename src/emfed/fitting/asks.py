@@ -11,7 +11,7 @@ from typing import Any, final
 import numpy as np
 
 from emfed.core.protocols import Metric, Model
-from emfed.core.sums import Ask, FloatArray, IntArray, LastSum, Precision, Rows, Sum, Told
+from emfed.core.sums import Ask, FloatArray, IntArray, LastSum, Precision, Rows, Stated, Sum
 from emfed.models.matrices import unpack
 
 LIKELIHOOD_STEP = 2.0**-23
@@ -91,7 +91,7 @@ class Statistics(Ask):
         more = " and the log-likelihood" if self.values else ""
         return f"{len(self.statistics)} statistics of {self.model.words().name}{more}"
 
-    def about(self) -> tuple[Told, ...]:
+    def about(self) -> tuple[Stated, ...]:
         """S."""
         return (self.statistics,)
 
@@ -125,7 +125,7 @@ class Exact(Ask):
         name = self.model.words().name
         return f"{self.model.layout.size} statistics of {name} at {len(self.params)} places"
 
-    def about(self) -> tuple[Told, ...]:
+    def about(self) -> tuple[Stated, ...]:
         """How many parameters, and the first: the others follow from these."""
         return bytes([len(self.params) % 256]), *self.params[0].arrays().values()
 
@@ -175,7 +175,7 @@ class Joint(Ask):
         """What is asked, for the owner's journal."""
         return "; ".join(ask.words() for ask in self.asks)
 
-    def about(self) -> tuple[Told, ...]:
+    def about(self) -> tuple[Stated, ...]:
         """What all asks are about."""
         return tuple(told for ask in self.asks for told in ask.about())
 
@@ -266,7 +266,7 @@ class SummaryAsk(Ask):
         """What is asked, for the owner's journal."""
         return "the number of rows, means" if self.mean is None else "variances and covariances"
 
-    def about(self) -> tuple[Told, ...]:
+    def about(self) -> tuple[Stated, ...]:
         """The common mean."""
         return () if self.mean is None else (self.mean,)
 

@@ -14,7 +14,7 @@ from typing import Any, final
 import numpy as np
 
 from emfed.core.protocols import Names
-from emfed.core.sums import Ask, FloatArray, HoldsTables, Precision, Rows, Sum, Told
+from emfed.core.sums import Ask, FloatArray, HoldsTables, Precision, Rows, Stated, Sum
 from emfed.network.self_check import suspicions_of
 
 
@@ -65,7 +65,7 @@ class Doubts(Ask):
         """What is asked, for the owner's journal."""
         return "whether this site doubts its units, codes or columns"
 
-    def about(self) -> tuple[Told, ...]:
+    def about(self) -> tuple[Stated, ...]:
         """What everybody knows of all rows."""
         known = [np.asarray(self.summary[name]) for name in sorted(self.summary)]
         return str((self.rows, self.workers)).encode(), *known

@@ -33,10 +33,10 @@ from emfed.core.sums import (
     Precision,
     Rows,
     RowsOfWorkers,
+    Stated,
     States,
     Sum,
     T,
-    Told,
     finished,
 )
 from emfed.fitting import ascent
@@ -180,7 +180,7 @@ class Tracked(Ask):
         more = f", after {self.steps} steps" if self.steps > 1 else ""
         return self.inner.words() + more
 
-    def about(self) -> tuple[Told, ...]:
+    def about(self) -> tuple[Stated, ...]:
         """S."""
         return self.inner.about()
 

@@ -44,7 +44,7 @@ from emfed.core.privacy import (
     step_for,
 )
 from emfed.core.streams import Purpose, normals, uniforms
-from emfed.core.sums import Finish, Fit, FloatArray, IntArray, LastSum, Told, agreed_digest
+from emfed.core.sums import Finish, Fit, FloatArray, IntArray, LastSum, Stated, agreed_digest
 from emfed.data.held import HeldWorkers
 from emfed.data.workers import as_workers
 from emfed.fitting.in_process import fit as fit_here
@@ -229,7 +229,7 @@ class PrivateAsk(NoisyAsk):
         """In words."""
         return f"{self.size} sums over clipped rows, with noise"
 
-    def about(self) -> tuple[Told, ...]:
+    def about(self) -> tuple[Stated, ...]:
         """The question with its lattice, and its place: exactly, since noise follows from it."""
         told, numbers = self.asked.describe()
         return json.dumps([told, self.number], sort_keys=True).encode(), numbers.tobytes()

@@ -32,8 +32,8 @@ from emfed.core.sums import (
     Precision,
     Rows,
     RowsOfWorkers,
+    Stated,
     States,
-    Told,
 )
 from emfed.core.wire import cells_size
 from emfed.core.wording import Setting, Wording
@@ -155,7 +155,7 @@ class Totals(Ask):
     def words(self) -> str:
         return "the number of records and the sum of their values"
 
-    def about(self) -> tuple[Told, ...]:
+    def about(self) -> tuple[Stated, ...]:
         return ()
 
 
@@ -189,7 +189,7 @@ class Observers(Ask):
     def words(self) -> str:
         return f"which of {self.size} cells were observed"
 
-    def about(self) -> tuple[Told, ...]:
+    def about(self) -> tuple[Stated, ...]:
         return (repr(self.shape).encode(),)
 
 
@@ -227,7 +227,7 @@ class ObservedSums(Ask):
     def words(self) -> str:
         return f"how often {len(self.keys)} cells were observed, and the sums of their values"
 
-    def about(self) -> tuple[Told, ...]:
+    def about(self) -> tuple[Stated, ...]:
         """Which cells, and how exactly."""
         return self.keys.astype("<i8"), self.multiples
 

@@ -19,8 +19,8 @@ from emfed.core.sums import (
     Precision,
     Rows,
     RowsOfWorkers,
+    Stated,
     States,
-    Told,
     picked,
 )
 from emfed.models.adapting import climb
@@ -108,7 +108,7 @@ class Kept(Ask):
         """What is asked, for the owner's journal."""
         return f"{self.inner.words()}, without rows that are held out"
 
-    def about(self) -> tuple[Told, ...]:
+    def about(self) -> tuple[Stated, ...]:
         """The part and the ask."""
         return f"{self.pick.part} {self.pick.seed}".encode(), *self.inner.about()
 
@@ -136,7 +136,7 @@ class KeptTotals(Ask):
         """What is asked, for the owner's journal."""
         return "how many rows are left where a fifth is held out"
 
-    def about(self) -> tuple[Told, ...]:
+    def about(self) -> tuple[Stated, ...]:
         """The way of parting."""
         return (str(self.seed).encode(),)
 
@@ -174,7 +174,7 @@ class HeldOutScores(Ask):
         """What is asked, for the owner's journal."""
         return "the log-likelihood of rows that were held out"
 
-    def about(self) -> tuple[Told, ...]:
+    def about(self) -> tuple[Stated, ...]:
         """All parameters."""
         places = (*self.without, self.final)
         return tuple(array for one in places for array in one.arrays().values())

@@ -25,7 +25,17 @@ from emfed.core.protocols import (
     Model,
     ScoresRows,
 )
-from emfed.core.sums import Answers, Ask, Gather, Precision, Rows, RowsOfWorkers, States, Sum, Told
+from emfed.core.sums import (
+    Answers,
+    Ask,
+    Gather,
+    Precision,
+    Rows,
+    RowsOfWorkers,
+    Stated,
+    States,
+    Sum,
+)
 from emfed.core.wire import floats_size
 from emfed.data.tables import Piece
 from emfed.models.mixture import to_numpy
@@ -167,7 +177,7 @@ class ScoreSums(Ask):
         """What is asked, for the owner's journal."""
         return "how well the model fits the rows"
 
-    def about(self) -> tuple[Told, ...]:
+    def about(self) -> tuple[Stated, ...]:
         """The parameters."""
         return tuple(self.params.arrays().values())
 
