@@ -30,6 +30,8 @@ from emfed.aggregation.codes import (
     off_lattice,
     on_lattice,
     scaled,
+    scaled_values,
+    short_floats,
     unscaled,
 )
 from emfed.algorithms.memories import Counted, columns, settle
@@ -509,20 +511,21 @@ class CodedSum:
 
 
 def _shortened(ask: Ask, exact: FloatArray, parts: int, u: FloatArray) -> Coded:
-    """Numbers with as few digits as cost little."""
-    for bits in range(FEWEST_BITS, MOST_BITS):
-        told = _short(ask, exact, bits, u)
-        if ask.loss(exact, told.values[0], parts) <= LOSS:
-            return told
-    if ask.heads is None:
-        return floats(exact, MOST_BITS, None)  # the nearest: numbers of rows are exact
-    return _short(ask, exact, MOST_BITS, u)
-
-
-def _short(ask: Ask, exact: FloatArray, bits: int, u: FloatArray) -> Coded:
-    if ask.heads is None:
-        return floats(exact, bits, u)
-    return scaled(exact, ask.heads, ask.units, bits, u)
+    """Numbers with as few digits as cost little, by halving the range of how many."""
+    heads, few, enough = ask.heads, FEWEST_BITS, MOST_BITS
+    if not np.isfinite(ask.loss(exact, exact, parts)):  # nothing is known of what digits cost
+        few = enough
+    while few < enough:
+        bits = (few + enough) // 2
+        if heads is None:
+            rounded = short_floats(exact, bits, u)
+        else:
+            rounded = scaled_values(exact, heads, ask.units, bits, u)
+        cheap = ask.loss(exact, rounded, parts) <= LOSS
+        few, enough = (few, bits) if cheap else (bits + 1, enough)
+    if heads is None:  # all bits are to the nearest: numbers of rows are exact
+        return floats(exact, enough, None if enough == MOST_BITS else u)
+    return scaled(exact, heads, ask.units, enough, u)
 
 
 def _lengthened(ask: Ask, data: bytes, u: FloatArray) -> FloatArray:

@@ -209,8 +209,7 @@ def floats(numbers: FloatArray, bits: int, u: FloatArray | None) -> Coded:
 def scaled(numbers: FloatArray, heads: IntArray, units: Units, bits: int, u: FloatArray) -> Coded:
     """Some numbers as short floats, and the others on a lattice in the units that these give."""
     out = short_floats(numbers, bits + HEAD_BITS, u)
-    first = out[heads]
-    rest = np.delete(np.arange(len(numbers)), heads)
+    first, rest = out[heads], np.delete(np.arange(len(numbers)), heads)
     step = _scale(units(first), bits)
     told = on_lattice((numbers[rest] / step)[None], np.ones(len(rest)), u[None, rest])
     out[rest] = told.values[0] * step
@@ -220,6 +219,19 @@ def scaled(numbers: FloatArray, heads: IntArray, units: Units, bits: int, u: Flo
         return framed([encode_floats(first, bits + HEAD_BITS), told.encode(0)])
 
     return Coded(out[None], sizes, bytes_of)
+
+
+def scaled_values(
+    numbers: FloatArray, heads: IntArray, units: Units, bits: int, u: FloatArray
+) -> FloatArray:
+    """The values of `scaled`, without its bytes."""
+    out, rest = (
+        short_floats(numbers, bits + HEAD_BITS, u),
+        np.delete(np.arange(len(numbers)), heads),
+    )
+    step = _scale(units(out[heads]), bits)
+    out[rest] = (np.floor(numbers[rest] / step + u[rest]) - (u[rest] - 0.5)) * step
+    return out
 
 
 def unscaled(data: bytes, n: int, heads: IntArray, units: Units, u: FloatArray) -> FloatArray:
