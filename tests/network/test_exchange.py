@@ -18,6 +18,7 @@ from emfed.fitting.settings import FitSettings
 from emfed.network.exchange.followed import EVERYONE, Comings
 from emfed.network.exchange.records import MemoryRecords, RecordFile
 from emfed.network.exchange.statements import Added, Agreement, Entry, StatementKind
+from emfed.network.exchange.transcript import Stage
 from emfed.network.exchange.virtual import RELAY
 from tests.network.exchanges import NAMES, READER, Federation, Toy, try_plan
 
@@ -309,3 +310,33 @@ def write_and_fail(store: RecordFile | MemoryRecords) -> None:
     with store.transaction():
         store.write(0, [b"entry"])
         raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("relay", [False, True])
+def test_an_analyst_that_is_killed_at_the_end_has_the_model_though_all_sites_are_gone(
+    relay: bool,
+) -> None:
+    federation = Federation()
+    network = federation.network
+
+    def signed() -> bool:
+        machine = network.processes[RELAY].machine
+        return machine is not None and machine.transcript.stage is Stage.FINAL
+
+    network.at(0.05, lambda: network.kill(READER))
+    network.at(0.06, lambda: network.start(READER))
+    federation.run(done=signed)
+    network.kill(READER)
+    network.run(network.now + 5.0, lambda: set(federation.ends) >= {*NAMES[:3]})
+    federation.over()
+    for name in NAMES[:3]:
+        network.kill(name)
+    if relay:
+        network.kill(RELAY)
+        network.start(RELAY)
+    network.start(READER)
+    network.run(network.now + 600.0, federation.over)
+    assert federation.ends[READER].final
+    np.testing.assert_allclose(
+        np.frombuffer(federation.ends[READER].state), federation.exact(), atol=2e-4
+    )

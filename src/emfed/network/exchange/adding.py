@@ -105,6 +105,23 @@ class EpochKeys:
             return None
         return cls(signer.name, run, about.members, group, told[1 + size :])
 
+    def kept(self, signer: Signer, place: bytes) -> bytes:
+        """Those of an analyst for its own disk: sites may be gone when it comes back."""
+        return seal(own_pair(signer, place), self._told(reader=True), place)
+
+    @classmethod
+    def of_disk(
+        cls, signer: Signer, run: RunKey, about: Transcript, sealed: bytes
+    ) -> EpochKeys | None:
+        """The inverse of `kept`; None if another identity kept them."""
+        place = about.heads[about.began]
+        try:
+            told = unseal(own_pair(signer, place), sealed, place)
+        except WireError:
+            return None
+        group = GroupSecrets.decode(told[1:33])
+        return cls(signer.name, run, about.members, group, told[33:])
+
     def part(self, about: Transcript, question: PlacedAsk, values: FloatArray) -> Part:
         """This site's part of a sum at the end of the transcript."""
         hellos = about.hellos_at(len(about))

@@ -49,6 +49,8 @@ from emfed.network.exchange.transcript import LARGEST_TRANSCRIPT, Stage, Transcr
 logger = logging.getLogger(__name__)
 RESULT = b"result "
 """With the head that was confirmed: the name of the result among the states that a member keeps."""
+SECRETS = b"secrets "
+"""With the head where an epoch begins: what an analyst was sealed there, for itself."""
 PATH = b"path"
 """The name, among them, of a digest for each epoch in which this member gave a part."""
 
@@ -113,6 +115,9 @@ class EveryoneSums(FollowedFit):
         keys = EpochKeys.opened(self.me.signer, self.me.run, self.about, only.author, body)
         if keys is not None and (self.keys is None or self.followed is None):
             self.keys = keys
+            if not self.me.is_site:
+                place = self.about.heads[self.about.began]
+                self.me.keep(SECRETS + place, keys.kept(self.me.signer, place))
 
     def _begin_epoch(self, before: bytes | None) -> None:
         """The first set, or another one: what the fit has reached is where it goes on.
@@ -174,6 +179,9 @@ class EveryoneSums(FollowedFit):
         head = about.heads[about.began]
         if self.keys is None and about.drawer == self.me.name and head in self.me.states:
             self.keys = EpochKeys.drawn(self.me.signer, self.me.run, about, self.me.states[head])
+        if self.keys is None and SECRETS + head in self.me.states:
+            sealed = self.me.states[SECRETS + head]
+            self.keys = EpochKeys.of_disk(self.me.signer, self.me.run, about, sealed)
         if self.keys is None or self.program is None:
             return
         if not self.me.is_site and self.me.name not in about.agreement.analysts:
