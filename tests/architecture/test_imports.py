@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 
@@ -224,6 +226,18 @@ def test_a_relay_has_no_model_code() -> None:
                     waiting.append(found)
     rooms = {room(name.replace("/", ".").removesuffix(".py")) for name in seen}
     assert rooms <= {"core", "aggregation", "network"}
+
+
+def test_a_fit_in_one_process_imports_no_keys_pages_or_engines() -> None:
+    code = (
+        "import sys, numpy as np, emfed, emfed.fitting, emfed.imputation, emfed.models\n"
+        "for name in emfed.__all__: getattr(emfed, name)\n"
+        "emfed.fit(emfed.gaussian_mixture(1), np.eye(4)[:, :2], rounds=1)\n"
+        "heavy = ('cryptography', 'jinja2', 'matplotlib', 'typer', 'websockets')\n"
+        "print([name for name in heavy if name in sys.modules])"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert told.stdout.strip() == "[]"
 
 
 def test_ray_is_imported_in_one_file() -> None:

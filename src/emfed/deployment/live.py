@@ -22,6 +22,7 @@ from emfed.data.workers import WorkerData, as_workers
 from emfed.deployment.approval import owners_word
 from emfed.deployment.consent import OfferedRows, OwnerTerms
 from emfed.network.addresses import alone, terminated_as_interrupted
+from emfed.network.conducting import Conductor
 from emfed.network.exchange.followed import Consent, Ended, MemberStore
 from emfed.network.exchange.frames import new_run
 from emfed.network.exchange.identities import KeySigner, KnownMembers, TrialMembers, TrialSigner
@@ -42,7 +43,7 @@ from emfed.network.exchange.virtual import (
 )
 from emfed.network.journal import Journal
 from emfed.network.keys import ANALYST, check_site_name
-from emfed.network.live import AskedRun, Conductor, LiveSites, numbered
+from emfed.network.live import AskedRun, LiveSites, numbered
 from emfed.network.owner_rules import SiteRules
 from emfed.network.roster import read_roster
 from emfed.network.spending import SiteMemory, noise_key

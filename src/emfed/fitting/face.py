@@ -12,7 +12,7 @@ from typing import Any, Literal
 from emfed.artifacts.result import Result
 from emfed.core.errors import EmfedWarning, SettingsError, check_count
 from emfed.data.workers import as_workers
-from emfed.fitting import in_process, live
+from emfed.fitting import in_process
 from emfed.fitting.fitted import NOBODY, Fitted, Watch
 from emfed.fitting.private_in_process import private_fit
 from emfed.fitting.progress import progress
@@ -29,6 +29,8 @@ FederationName = Literal["stacked", "loop", "ray"] | Federation
 def run(settings: FitSettings, federation: Federation | LiveSites, watch: Watch = NOBODY) -> Fitted:
     """Fit what the settings say, wherever the rows are."""
     if isinstance(federation, LiveSites):
+        from emfed.fitting import live  # with keys, which a fit in this process does not need
+
         return live.fit(settings, federation, watch)
     if settings.epsilon is not None:
         return private_fit(settings, federation.workers, watch)

@@ -35,7 +35,6 @@ from emfed.fitting.stopping import Callback, Stop
 from emfed.imputation.choice import Choice, Search
 from emfed.imputation.families import CellFamily, NegativeBinomialCells, ZeroInflatedCells
 from emfed.imputation.intake import read_records
-from emfed.imputation.live import gathered_at
 from emfed.imputation.lowrank import Cells, Covariates, Structure, TableParameters
 from emfed.imputation.paper import ALPHA, EPOCHS, GAMMA, QUANTISER, PaperRun
 from emfed.imputation.result import Imputation
@@ -272,6 +271,8 @@ def _imputed(
             )
         if given.mode == "observed":
             if isinstance(table, LiveSites):
+                from emfed.imputation.live import gathered_at  # with keys, for sites alone
+
                 tell = partial(gathered_at, table, grid, given.masks, given.observers)
             else:
                 tell = partial(_told_by, given, _workers_of(table), grid)

@@ -17,6 +17,7 @@ from emfed.core.errors import (
     check_count,
 )
 from emfed.network.addresses import split_address
+from emfed.network.conducting import Conductor
 from emfed.network.exchange.followed import Consent, Ended, MemberStore
 from emfed.network.exchange.frames import new_run
 from emfed.network.exchange.identities import (
@@ -33,7 +34,7 @@ from emfed.network.exchange.records import RecordFile
 from emfed.network.exchange.relay_server import RelayServer
 from emfed.network.exchange.statements import Agreement, Document, Entry, Roster, Signer
 from emfed.network.keys import ANALYST, read_site_keys
-from emfed.network.live import AskedRun, Conductor, LiveSites, OfferedColumns
+from emfed.network.live import AskedRun, LiveSites, OfferedColumns
 
 Some = TypeVar("Some", bound="RemoteSites")
 LOOK_SECONDS = 0.02

@@ -8,15 +8,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Protocol, final, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, final, runtime_checkable
 
-from emfed.aggregation.keys import RunKey
 from emfed.core.errors import EmfedError
 from emfed.core.sums import Ask, Finish, Fit, IntArray, Rows, finished
 from emfed.data.summing import HeldRows
 from emfed.network.exchange.relay import EntryStore
 from emfed.network.exchange.statements import Agreement, Body, Entry, Signer, StatementKind
 from emfed.network.exchange.transcript import Transcript
+
+if TYPE_CHECKING:  # programs of fits know no keys
+    from emfed.aggregation.keys import RunKey
 
 logger = logging.getLogger(__name__)
 
