@@ -1,4 +1,4 @@
-"""EM on sums: its path, its long steps and what it does when exchanges are refused."""
+"""EM on sums: its path, its momentum and what it does when exchanges are refused."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_no_step_that_stays_lowers_the_objective(seed: int, kind: str, workers: 
     assert min(np.diff(path), default=0.0) >= -noise
 
 
-def test_without_long_steps_the_path_is_that_of_em() -> None:
+def test_without_momentum_the_path_is_that_of_em() -> None:
     one = problem(accelerate=False, tolerance=Tolerance(0.0))
     rows, here = np.concatenate(TABLES), start_of(one, 2)
     seen: list[Any] = []

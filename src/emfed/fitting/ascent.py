@@ -1,10 +1,10 @@
-"""EM on sums, with long steps that are kept where the likelihood says so.
+"""EM on sums, with momentum that is kept where the likelihood says so.
 
-Every sum tells the mean field at S and the log-likelihood there. Three points in a row, x0, x1 =
-EM(x0) and x2 = EM(x1), give the extrapolation of SQUAREM (Varadhan and Roland, 2008),
-x0 + 2 a r + a^2 v with r = x1 - x0 and v = x2 - 2 x1 + x0. The next sum says whether it gained; if
-not, the ascent goes on from x2. So a step that is accepted never lowers the objective by more than
-the unit of the log-likelihood (`Cohort.unit`), and fixed points are EM's.
+Every sum tells the mean field at S and the log-likelihood there. Near an optimum EM crawls along
+few directions. Where its steps gain little, the next sum is asked for beyond EM's image, by a share
+of what the image has moved (Nesterov, 1983). It says whether that gained; if not, the ascent goes
+on from the image itself, with no momentum. So a step that is accepted never lowers the objective by
+more than the unit of the log-likelihood (`Cohort.unit`), and fixed points are EM's.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ FIRST_MOVE = 4.0
 REACH = 8.0
 """The room of a sum, in units of the expected move in one coordinate; at least the whole move."""
 EARLY = 1e-2
-"""Gains above this, in nats a row, are left to EM's own steps, so that a fit stays in the basin of
-its start."""
-GROWS = 4.0
-"""By how much the longest step grows where one was kept, and shrinks where one was not: the
-`mstep` of SQUAREM."""
+"""Gains above this, in nats a row, are not those of an end: models keep to EM's own M-step."""
+FAR = 0.1
+"""Gains above this are left to EM's own steps, so that a fit stays in the basin of its start. Of 30
+fits of `benchmarks right` with 0.1 all end where those with 0.01 do, in 0.93 of the rounds, and one
+with 10 ends elsewhere (a trial that is not kept)."""
 HARMLESS = 2.0**-20
 """How far rounding may move S in the metric: 2^-41 nats a row."""
 LATTICE = 2.0**-40
@@ -227,8 +227,8 @@ Way = Callable[[Objective, FloatArray, GivesUp | None], Fit[Ascent]]
 
 
 def ascend(problem: Objective, start: FloatArray, gives_up: GivesUp | None = None) -> Fit[Ascent]:
-    """EM with long steps, until little is left to gain or the ascent is given up."""
-    steps, unit = LongSteps(problem), problem.cohort.unit
+    """EM with momentum, until little is left to gain or the ascent is given up."""
+    momentum, unit = Momentum(problem), problem.cohort.unit
     state = Convergence(problem.tolerance)
     here, converged = Point.unseen(start), False
 
@@ -238,10 +238,17 @@ def ascend(problem: Objective, start: FloatArray, gives_up: GivesUp | None = Non
     try:
         here = yield from ask(start, FIRST_MOVE)
         while not converged:
-            before = here
-            here = yield from ask(here.image, length(here.field), here.values)
+            before, kept = here, False
+            there = momentum.beyond(before, calm=state.calm > 0)
+            if there is not None:
+                tried = yield from ask(there, 2 * length(before.field), before.values)
+                kept = tried.objective >= before.objective - unit
+                here = tried if kept else before
+            if not kept:
+                momentum.age = 0
+                here = yield from ask(before.image, length(before.field), before.values)
             gain = here.objective - before.objective
-            gain = gain if gain > unit else 0.0
+            gain = momentum.gain = gain if gain > unit else 0.0
             state.note(gain, before.field, here.field, here.squared_field)
             if gives_up is not None and gives_up(here, state.expected):
                 break
@@ -255,63 +262,33 @@ def ascend(problem: Objective, start: FloatArray, gives_up: GivesUp | None = Non
                     back = (1 + times) * length(here.field)
                     tried = yield from ask(there, back, here.values)
                     if tried.objective >= here.objective + state.least_gain:
-                        here = tried
+                        here, momentum = tried, Momentum(problem)
                         state.disturb()
                         continue
                 converged = True
-            elif state.calm == 0 and gain <= EARLY and (far := steps.after(before, here)):
-                tried = yield from ask(far.statistics, far.move, here.values)
-                kept = tried.objective >= here.objective - unit
-                steps.adapt(kept)
-                here = tried if kept else here
     except Finish:  # the last sum says where EM leads
         here = replace(here, statistics=here.image)
     return Ascent(here, converged, state.left)
 
 
 @final
-@dataclass(frozen=True, eq=False)
-class LongStep:
-    """Where SQUAREM leads, and how far EM may lead from there, in the metric."""
-
-    statistics: FloatArray
-    move: float
-
-
-@final
 @dataclass
-class LongSteps:
-    """SQUAREM's steps, and the longest that is tried."""
+class Momentum:
+    """Where to look beyond EM's image: so far as EM's images moved last, times age / (age + 3)."""
 
     problem: Objective
-    longest: float = field(default=1.0, init=False)
-    _last: float = field(default=0.0, init=False)
+    age: int = field(default=0, init=False)
+    """Steps with momentum in a row."""
+    gain: float = field(default=np.inf, init=False)
+    """What the last step gained."""
+    _last: FloatArray | None = field(default=None, init=False)
 
-    def after(self, first: Point, second: Point) -> LongStep | None:
-        """The step after two of EM's from ``first``; None: EM's own is as long, or it leaves."""
-        if not (self.problem.accelerate and second.field.any()):
+    def beyond(self, point: Point, calm: bool) -> FloatArray | None:
+        """The next place; None: EM's image is, since gains are large, or it seems to be the end."""
+        last, self._last = self._last, point.image
+        if last is None or calm or self.gain > FAR or not self.problem.accelerate:
+            self.age = 0
             return None
-        self._last = times = min(curved(first.field, second.field), self.longest)
-        if times <= 1:
-            self.longest *= GROWS
-            return None
-        step = first.image - first.statistics
-        bend = second.image - 2 * first.image + first.statistics
-        there = first.statistics + 2 * times * step + times**2 * bend
-        if not self.problem.model.inside(there):
-            self.adapt(kept=False)
-            return None
-        return LongStep(there, 2 * length(second.field) * times)
-
-    def adapt(self, kept: bool) -> None:
-        """Longer steps follow the longest one, if it was kept; else shorter ones do."""
-        if not kept:
-            self.longest = max(self.longest / GROWS, 1.0)
-        elif self._last == self.longest:
-            self.longest *= GROWS
-
-
-def curved(before: FloatArray, after: FloatArray) -> float:
-    """SQUAREM's step: the length of an EM step over that of its change."""
-    change = length(after - before)
-    return length(before) / change if change > 0 else np.inf
+        self.age += 1
+        there = point.image + self.age / (self.age + 3) * (point.image - last)
+        return there if self.problem.model.inside(there) else None

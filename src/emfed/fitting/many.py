@@ -7,8 +7,8 @@ The drift d_i = S - c_i, with c_i what the worker saw last, corrects for how it 
 since S is the mean of all c_i; averaged over as many rounds as there are steps it cannot oscillate.
 Where nothing moves any more Q = S: fixed points are EM's (docs/decisions/008).
 
-Where workers differ, nobody goes on alone. Noise in H would mislead SQUAREM, which looks at the
-difference of two steps; Nesterov's momentum only adds steps up, so sums stay coarse with it.
+Where workers differ, nobody goes on alone. Nesterov's momentum adds steps up, so sums stay coarse
+with it; what looks at differences of steps, as SQUAREM does, would be misled by noise.
 
 When steps are short, `emfed.fitting.ascent` goes on with quiet sums.
 """

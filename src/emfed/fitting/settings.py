@@ -246,7 +246,7 @@ class FitSettings(FitFields):
 
     @property
     def long_steps(self) -> bool:
-        """Whether EM may take long steps: as ``"auto"`` alone, on models with a smooth E-step."""
+        """Whether EM may take momentum: as ``"auto"`` alone, on models with a smooth E-step."""
         smooth = not any(isinstance(model, Clusters) for model in self.candidates())
         auto = isinstance(self.method(2), AutoEM) and not self.faithful
         return self.accelerate and auto and smooth

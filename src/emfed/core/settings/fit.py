@@ -47,7 +47,7 @@ class FitFields:
     )
     algorithm: Algorithm | str = setting(
         "auto",
-        "What makes the rounds: auto (the pooled answer for few bytes; alone, EM with long steps), "
+        "What makes the rounds: auto (the pooled answer for few bytes; alone, EM with momentum), "
         "em, FedEM or VR-FedEM.",
         more="In Python also an `Algorithm`.",
         takes="str or Algorithm",
@@ -190,7 +190,7 @@ class FitFields:
         low=1,
     )
     accelerate: bool = setting(
-        True, "Whether EM that watches its log-likelihood takes long steps.", takes="bool"
+        True, "Whether EM that watches its log-likelihood takes momentum.", takes="bool"
     )
     drop: bool = setting(
         True, "Whether candidates that will hardly be chosen leave the run early.", takes="bool"
