@@ -340,3 +340,15 @@ def test_an_analyst_that_is_killed_at_the_end_has_the_model_though_all_sites_are
     np.testing.assert_allclose(
         np.frombuffer(federation.ends[READER].state), federation.exact(), atol=2e-4
     )
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_component_of_few_rows_is_left_out_and_the_sites_stay(seed: int) -> None:
+    """Tied covariances and heavy tails: EM puts a component on a few rows far out."""
+    rng = np.random.default_rng(seed)
+    rows = rng.standard_t(2, size=(400, 4))
+    with emfed.network.LocalSites({n: rows[j::4] for j, n in enumerate(NAMES[:4])}) as sites:
+        result = emfed.fit(emfed.gaussian_mixture(5, "tied"), sites)
+    assert result.converged
+    shares = result.params.weights * len(rows)
+    assert np.all((shares > 3 - 1e-6) | (shares < 1e-3))

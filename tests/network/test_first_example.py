@@ -56,6 +56,9 @@ def test_one_line_takes_the_first_example_to_real_processes(
     assert there.converged
     assert there.columns == ("x1", "x2", "x3", "x4")
     # Roundings of masked sums are nobody's to repeat: the path is the same, and not its last bits.
+    # Nobody chooses the seed of a masked fit, so which group comes first is chance.
     for other in (here["mixture"].result_, same):
+        orders = [np.argsort(one.params.weights) for one in (there, other)]
         for key, array in other.params.arrays().items():
-            np.testing.assert_allclose(there.params.arrays()[key], array, rtol=0.02, atol=0.02)
+            mine = there.params.arrays()[key][orders[0]]
+            np.testing.assert_allclose(mine, array[orders[1]], rtol=0.02, atol=0.02)

@@ -46,4 +46,6 @@ def test_masked_sites_say_how_well_all_of_them_are_served() -> None:
         there = emfed.fit(model, sites, **settings)
     here = emfed.fit(model, [np.concatenate([*data.values()])], **settings)
     assert there.facts.by_worker is None
-    np.testing.assert_allclose(there.facts.scores, here.facts.scores, atol=1e-2)
+    for told in (slice(4), slice(4, None)):  # which component comes first is chance
+        found = (np.sort(one.facts.scores[told]) for one in (there, here))
+        np.testing.assert_allclose(*found, atol=1e-2)

@@ -16,10 +16,11 @@ from typing import Any, final
 import numpy as np
 
 from emfed.algorithms.steps import shorten
-from emfed.core.protocols import Reduces
+from emfed.core.protocols import Reduces, SplitsComponents
 from emfed.core.sums import Finish, Fit, FloatArray, LastSum, Precision
 from emfed.fitting.asks import LIKELIHOOD_REACH, LIKELIHOOD_STEP, Statistics, power_of_two
 from emfed.fitting.convergence import Convergence, Tolerance, length
+from emfed.models.components import thin, without_thin
 
 NOISE, NOISE_NATS = 1e-3, 1e-5
 """Squared noise of a sum over the squared move that is expected, in the metric; and at most. Then
@@ -176,7 +177,7 @@ def look(
     EM is expected to ``move`` it so far in the metric, and ``expected`` are the values there.
     """
     model, cohort = problem.model, problem.cohort
-    statistics, size = on_lattice(model, statistics), len(statistics)
+    statistics, size = on_lattice(model, _supported(problem, statistics)), len(statistics)
     precision = cohort.with_values(cohort.precision(size, move), size, expected)
     ask = Statistics(model, statistics, precision, purpose, last=last)
     answer = yield ask
@@ -189,6 +190,21 @@ def look(
         white = ask.metric.whiten(image - statistics)
     objective = float(values[0]) - float(model.penalty(ask.params))
     return Point(statistics, image, white, float(step @ step), objective, values, hits)
+
+
+def _supported(problem: Objective, statistics: FloatArray) -> FloatArray:
+    """S whose components have the rows that owners tell of, where sums are masked; or none.
+
+    Else every site would leave: under default rules none looks at its rows for fewer.
+    """
+    model, cohort = problem.model, problem.cohort
+    if not (cohort.masked and isinstance(problem.model, SplitsComponents)):
+        return statistics
+    few = thin(model.component_shares(statistics), cohort.rows)
+    if not few.any():
+        return statistics
+    there = without_thin(model.layout, statistics, few)
+    return there if model.inside(there) else statistics
 
 
 def _expanded(model: Any, image: FloatArray, white: FloatArray) -> FloatArray:

@@ -150,6 +150,20 @@ def thin(shares: FloatArray, rows: float, least: float = SMALLEST_COMPONENT) -> 
     return np.asarray((shares > 2 * TRACE) & (shares * rows < least - 1e-9))
 
 
+def without_thin(layout: Layout, statistics: FloatArray, few: BoolArray) -> FloatArray:
+    """Statistics whose components with ``few`` rows have none, see `as_copies`.
+
+    The heaviest takes their rows, so that sums over all components stay as they are.
+    """
+    parts = {name: value.copy() for name, value in layout.split(statistics).items()}
+    heaviest = int(np.argmax(parts["mass"]))
+    few = few & (np.arange(len(few)) != heaviest)
+    for name, value in parts.items():
+        if name != "total":
+            value[heaviest] += value[few].sum(axis=0)
+    return as_copies(layout, layout.join(parts), few)
+
+
 def halved(size: FloatArray, empty: BoolArray, attempt: int) -> tuple[IntArray, IntArray]:
     """Empty components, and those that give each of them a half: the largest, by turns."""
     order = np.argsort(-np.where(empty, -1.0, size), kind="stable")[: int((~empty).sum())]
