@@ -270,7 +270,7 @@ def test_an_analyst_with_the_relay_cannot_forge() -> None:
         tag = MemberKeys("x", mine).opener(FIVE.context, lattice).tag
         assert tag is not None
         numbers = total.words(1)
-        numbers[0, 0] += np.uint64(1) << np.uint64(lattice.fraction[0])
+        numbers[:1, 0] += np.uint64(1) << np.uint64(lattice.fraction[0])  # modulo 2^64
         more = tag.of(np.array([[1 << int(lattice.fraction[0])], [0]], np.uint64))
         lie = replace(total, numbers=pack(numbers, lattice.bits), tag=(total.tag + more) % MODULUS)
         return MemberKeys("s", group).opener(FIVE.context, lattice).open(lie)

@@ -21,6 +21,7 @@ from emfed.data import as_workers
 from emfed.data.summing import HeldRows
 from emfed.deployment.consent import OfferedRows, OwnerTerms
 from emfed.fitting.asks import Statistics
+from emfed.models.components import thin
 from emfed.network.exchange.adding import EpochKeys, PlacedAsk
 from emfed.network.exchange.relay import Relay
 from emfed.network.exchange.statements import Added, Entry
@@ -181,9 +182,19 @@ def narrowed(ask: Ask) -> FloatArray:
     return np.append(lie, np.zeros(2 * ask.values))
 
 
-@pytest.mark.parametrize("floor", [3, None])
-def test_a_floor_on_components_holds_against_sums_that_are_steered(floor: int | None) -> None:
-    """A narrow component is the way from steered sums to a row: honest sites do not look there."""
+@pytest.mark.parametrize("left_out", [True, False])
+@pytest.mark.parametrize("floor", [None, 3])
+def test_a_floor_on_components_holds_against_sums_that_are_steered(
+    floor: int | None, left_out: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A narrow component is the way from steered sums to a row: honest sites do not look there.
+
+    The fit leaves such components out. A mutant that does not shows the rule of owners.
+    """
+    if not left_out:
+        monkeypatch.setattr(
+            "emfed.fitting.ascent._supported", lambda problem, statistics: statistics
+        )
     rng = np.random.default_rng(3)
     tables = {
         name: np.concatenate([rng.normal(size=(20, 2)), rng.normal(6.0, size=(20, 2))])
@@ -197,11 +208,19 @@ def test_a_floor_on_components_holds_against_sums_that_are_steered(floor: int | 
         steered.append(place.exchange)
         return Crooked(rows, narrowed(ask))
 
+    seen: list[Ask] = []
+
+    def watch(rows: Rows, ask: Ask, place: Any) -> Rows:
+        seen.append(ask)
+        return rows
+
     def terms(name: str) -> OwnerTerms:
         rules = SiteRules(smallest_component=floor, spare_rows=None)
         return OwnerTerms(name, rules, None, OfferedRows(as_workers([tables[name]])))
 
-    consents: dict[str, Any] = {name: {"before_pass": terms(name).before_pass} for name in HONEST}
+    consents: dict[str, Any] = {
+        name: {"before_pass": terms(name).before_pass, "look": watch} for name in HONEST
+    }
     federation = Federation(
         accept=lambda about: program(tol=0.0, n_init=1, rounds=30),
         consents={**consents, "cleo": {"look": look}},
@@ -211,5 +230,12 @@ def test_a_floor_on_components_holds_against_sums_that_are_steered(floor: int | 
     (begun,) = steered
     looked = max(exchange for exchange, _ in federation.made["anna"])
     words = " ".join(end.words for name, end in federation.ends.items() if name in HONEST)
-    assert ("smallest_component" in words) == (floor is not None)
-    assert (looked == begun) == (floor is not None)
+    refused = floor is not None and not left_out
+    assert ("smallest_component" in words) == refused
+    assert (looked == begun) == refused
+    narrow = [
+        thin(ask.model.component_shares(ask.statistics), 120).any()
+        for ask in seen
+        if isinstance(ask, Statistics)
+    ]
+    assert any(narrow) == (floor is None and not left_out)

@@ -461,9 +461,9 @@ def test_a_peer_that_stops_reading_holds_up_nobody(folder: Path, site: Any) -> N
         for number in range(200):  # 20 MB, which do not fit into the buffers of the line
             server._background.call(link.put, framed(f"{number:016x}", bytes(100_000)))
         assert bergen.talks()
-        wait_until(lambda: server.workers() == ["bergen"], 20)
+        wait_until(lambda: server.workers() == ["bergen"], 60)
         assert bergen.talks()
-        wait_until(lambda: oslo.heard("was lost"), 20)
+        wait_until(lambda: oslo.heard("was lost"), 60)
 
 
 def test_a_site_that_noticed_first_takes_its_own_place(folder: Path, site: Any) -> None:
