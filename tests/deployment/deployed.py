@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import random
+import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -17,7 +20,7 @@ from emfed.core.errors import EmfedError
 from emfed.deployment.config import Config, read_config
 from emfed.deployment.hosting import place_of, serve
 from emfed.deployment.joining import Joining, SiteOutcome
-from emfed.network.addresses import Terminated, free_port
+from emfed.network.addresses import Terminated
 from emfed.network.owner_rules import SiteRules
 from emfed.network.roster import pin_keys
 from tests.network.processes import make_keys
@@ -77,6 +80,15 @@ class InThread:
         return self.result
 
 
+def quiet_port() -> int:
+    """A free port that no connection of another test is given by chance meanwhile."""
+    for port in random.SystemRandom().sample(range(10_000, 30_000), 100):
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("no port is free")
+
+
 class Deployed:
     """One folder with keys, rows and configurations; a context that leaves no thread behind."""
 
@@ -84,7 +96,7 @@ class Deployed:
         self, folder: Path, config: str = "", rows: Mapping[str, pl.DataFrame] | None = None
     ) -> None:
         self.folder, self.tables = folder, dict(tables() if rows is None else rows)
-        self.port, self.said, self.heard = free_port(), [], {}
+        self.port, self.said, self.heard = quiet_port(), [], {}
         self.said: list[dict[str, Any]]
         self.heard: dict[str, list[str]]
         self._going: list[InThread] = []
