@@ -220,6 +220,15 @@ def test_noise_is_a_function_of_all_that_an_answer_depends_on() -> None:
     assert not (first == 2 * whole).any()
 
 
+def test_questions_that_processors_could_not_tell_apart_have_noise_of_their_own() -> None:
+    """Members agree to 18 bits; two answers with one noise would tell the rows' difference."""
+    rows, key = [np.random.default_rng(0).normal(size=(50, 2))], NoiseKey(7)
+    edges = np.array([[-1.0, 0.0, 1.0]] * 2)
+    one, other = asking(edges=edges), asking(edges=edges + np.array([[0, 1e-13, 0], [0, 0, 0]]))
+    assert one.digest() != other.digest()
+    assert (answered(one, rows, key) != answered(other, rows, key)).any()
+
+
 def test_two_fits_of_the_same_rows_have_two_keys() -> None:
     rows, keys = [table(40)], (NoiseKey(), NoiseKey())
     told = [answered(asking(), rows, key) for key in (keys[0], *keys)]

@@ -196,7 +196,7 @@ class Ask(ABC):
 
     def units(self, heads: FloatArray) -> FloatArray:
         """How large the other numbers may be, given those."""
-        raise NotImplementedError
+        return np.ones(self.size - len(heads))
 
     @abstractmethod
     def words(self) -> str:
